@@ -1,0 +1,66 @@
+"""Hard clustering with Gaussian mixtures, globally and with a certificate, on the GPU.
+
+Given points and a number of clusters, jaxcmle looks for the weighted spherical Gaussians and the
+partition that minimise the complete-data negative log-likelihood, and says how far from optimal the
+answer can be.
+
+Axis letters, everywhere: `n` points, `d` features, `k` clusters, `m` candidates, `b` instances.
+"""
+
+from jaxcmle.candidates.seeding import seed
+from jaxcmle.problem.bounds import UpperBound, lower_bound, upper_bound, with_certificate
+from jaxcmle.problem.instance import (
+    InstanceReport,
+    YRange,
+    check_instance,
+    is_balanced,
+    rescale,
+    variance_floor,
+    y_range,
+)
+from jaxcmle.problem.objective import assign, cost, estimate, partition_cost, point_costs
+from jaxcmle.problem.score import score
+from jaxcmle.problem.types import (
+    CMLE,
+    UCMLE,
+    WKM,
+    Guarantee,
+    Mixture,
+    Problem,
+    Solution,
+    Status,
+)
+from jaxcmle.refine.cem import cem, cem_restarts
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CMLE",
+    "UCMLE",
+    "WKM",
+    "Guarantee",
+    "InstanceReport",
+    "Mixture",
+    "Problem",
+    "Solution",
+    "Status",
+    "UpperBound",
+    "YRange",
+    "assign",
+    "cem",
+    "cem_restarts",
+    "check_instance",
+    "cost",
+    "estimate",
+    "is_balanced",
+    "lower_bound",
+    "partition_cost",
+    "point_costs",
+    "rescale",
+    "score",
+    "seed",
+    "upper_bound",
+    "variance_floor",
+    "with_certificate",
+    "y_range",
+]

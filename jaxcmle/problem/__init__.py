@@ -1,0 +1,1 @@
+"""What is solved: mixtures, the three problems, the objective, instances and bounds."""

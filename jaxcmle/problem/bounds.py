@@ -1,0 +1,342 @@
+"""Bounds on the optimum: Gonzalez' traversal from above, the closed-form certificate from below."""
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from jaxcmle import numerics
+from jaxcmle.numerics import Points
+from jaxcmle.problem import inputs
+from jaxcmle.problem.instance import (
+    BYTE_BUDGET,
+    MAX_POINTS,
+    check_pairs_affordable,
+    first_sums,
+    over_pairs,
+    sorted_rows,
+)
+from jaxcmle.problem.types import CMLE, WKM, Guarantee, Problem, Solution
+
+__all__ = [
+    "Traversal",
+    "UpperBound",
+    "distance_to",
+    "farthest_first",
+    "lower_bound",
+    "upper_bound",
+    "with_certificate",
+]
+
+
+class Traversal(NamedTuple):
+    """Gonzalez' farthest-first traversal.
+
+    Attributes:
+        centres: indices of the k centres, in the order they were found.
+        labels: the nearest centre of every point, `[n]`; ties to the lowest index.
+        radius_sq: the largest squared distance to the nearest centre.
+    """
+
+    centres: Array
+    labels: Array
+    radius_sq: Array
+
+
+class UpperBound(NamedTuple):
+    """What `upper_bound` returns.
+
+    Attributes:
+        gamma: `ln(2 pi e s^2 / d) + (2 / d) ln k`, s the radius of Gonzalez' traversal.
+        bound: `n d / 2 * gamma`; infinity where it is not valid.
+        smallest_cluster: weight of the smallest of Gonzalez' clusters. The bound holds for the
+            best partition with clusters of at least any minimum size up to this, if it is 2 or
+            more.
+    """
+
+    gamma: float | Array
+    bound: float | Array
+    smallest_cluster: float | Array
+
+
+def farthest_first(points: Points, k: int, first: Array) -> Traversal:
+    """Choose k centres, each the point farthest from those before it, starting from `first`."""
+
+    def add_centre(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        nearest, labels, centres = state
+        centre = jnp.argmax(jnp.where(points.weight > 0, nearest, -1))
+        distance = distance_to(points, centre)
+        closer = distance < nearest
+        labels = jnp.where(closer, j.astype(jnp.int32), labels)
+        return jnp.where(closer, distance, nearest), labels, centres.at[j].set(centre)
+
+    nearest = distance_to(points, first)
+    labels = jnp.zeros(points.x.shape[0], jnp.int32)
+    centres = jnp.zeros(k, first.dtype).at[0].set(first)
+    nearest, labels, centres = lax.fori_loop(1, k, add_centre, (nearest, labels, centres))
+    return Traversal(centres, labels, jnp.where(points.weight > 0, nearest, 0).max())
+
+
+def distance_to(points: Points, index: Array) -> Array:
+    """Return the squared distance of every point to one of them."""
+    difference = points.x - points.x[index]
+    return (difference * difference).sum(axis=1)
+
+
+def upper_bound(x: Any, n_clusters: int, *, sample_weight: Any = None) -> UpperBound:
+    r"""Return the repaired $\Gamma$ of the paper, and $\frac{N d}{2} \Gamma$, above the optimum.
+
+    With s the radius of Gonzalez' traversal from the first point, $\Gamma = \ln(2 \pi e s^2 / d) +
+    \frac{2}{d} \ln K$. The optimum over partitions with clusters of at least `min_size` points is
+    at most the bound if every one of Gonzalez' clusters holds at least `min_size`, and two, points:
+    the bound is infinite where one holds fewer than two, and `smallest_cluster` tells the rest.
+
+    Args:
+        x: points `[n, d]`.
+        n_clusters: k; a Python int.
+        sample_weight: `[n]`, default ones.
+
+    Returns:
+        `UpperBound(gamma, bound, smallest_cluster)`, in the units of x.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> gamma, bound, smallest = jc.upper_bound([[0.0], [2.0], [9.0], [11.0]], 2)
+        >>> round(gamma, 3), round(bound, 3), smallest
+        (5.61, 11.221, 2.0)
+    """
+    points, weight = inputs.to_points(x, sample_weight)
+    k = inputs.to_n_clusters(n_clusters, points.shape[0])
+    return inputs.to_python(_upper_bound(points, weight, k))
+
+
+def lower_bound(
+    x: Any,
+    n_clusters: int,
+    *,
+    balance: ArrayLike | None = None,
+    min_size: ArrayLike | None = None,
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    min_variance: ArrayLike = 0.0,
+    max_points: int = MAX_POINTS,
+    byte_budget: int = BYTE_BUDGET,
+) -> float | Array:
+    r"""Return a cost that no partition into `n_clusters` clusters of the minimum size is below.
+
+    With $S_j(x)$ the sum of the j smallest squared distances from x to other points and
+    $q_n(x) = S_{n-1}(x) / (2 n d)$,
+
+    $$LB = \sum_x \min_{n_{\min} \le n \le N - (K-1) n_{\min}}
+        \left[ \tfrac{d}{2} \ln(2 \pi e\, q_n(x)) - \ln \tfrac{n}{N} \right],$$
+
+    because the variance of a cluster C is at least the mean of $q_{|C|}(x)$ over C, and the
+    logarithm is concave. WKM has $\beta S_{n-1}(x) / (2n)$ for the first term, UCMLE no second
+    one. With point weights, sums are filled up to a weight instead of a number. A margin for
+    rounding is taken off, so that the bound holds as computed.
+
+    It bounds the cost of partitions, `partition_cost`, and not `cost` of an arbitrary mixture.
+
+    Args:
+        x: points `[n, d]`.
+        n_clusters: k, which need not be static.
+        balance: f; clusters weigh at least `N / f`: with whole weights, `max(2, ceil(N / f))`.
+            Default: `2 * n_clusters`.
+        min_size: the smallest weight of a cluster, instead of `balance`.
+        problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
+        sample_weight: `[n]`, default ones.
+        min_variance: the floor under variances, if the partitions are costed with one. Without
+            one, enough coinciding points make the bound minus infinity.
+        max_points: refuse more points than this: time is quadratic.
+        byte_budget: memory that the pass over all pairs may take.
+
+    Returns:
+        A scalar in nats, in the units of x (a Python float outside `jit`).
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> x = [[0.0], [2.0], [9.0], [11.0]]
+        >>> print(round(jc.lower_bound(x, 2, min_size=2), 3))
+        8.448
+        >>> print(round(float(jc.partition_cost(x, [0, 0, 1, 1], 2)), 3))
+        8.448
+    """
+    arguments = _bound_inputs(x, n_clusters, balance, min_size, problem, sample_weight)
+    inputs.to_limit(min_variance, "min_variance")
+    points, weight, size, problem = arguments
+    check_pairs_affordable(points, max_points, "lower_bound")
+    bound = _lower_bound(points, weight, n_clusters, size, problem, min_variance, byte_budget)
+    return inputs.to_python(bound)
+
+
+def with_certificate(
+    x: Any,
+    solution: Solution,
+    *,
+    balance: ArrayLike | None = None,
+    min_size: ArrayLike | None = None,
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    min_variance: ArrayLike = 0.0,
+    max_points: int = MAX_POINTS,
+    byte_budget: int = BYTE_BUDGET,
+) -> Solution:
+    """Return the solution with a `Guarantee` from `lower_bound` attached.
+
+    The gap is how many nats per point the solution can be above the best partition whose clusters
+    weigh at least the minimum size. Where the solution itself has a lighter cluster, the bound says
+    nothing about it, and the gap is infinite.
+
+    Args:
+        x: the points that were clustered.
+        solution: any solution on them.
+        balance: f; clusters weigh at least `N / f`. Default: `2 k`.
+        min_size: the smallest weight of a cluster, instead of `balance`.
+        problem: the problem that was solved.
+        sample_weight: the weights that were used.
+        min_variance: as for `lower_bound`.
+        max_points: refuse more points than this: time is quadratic.
+        byte_budget: memory that the pass over all pairs may take.
+
+    Returns:
+        The solution with `guarantee.kind == "certificate"`.
+
+    Example:
+        >>> import jax, jaxcmle as jc
+        >>> x = [[0.0], [2.0], [9.0], [11.0]]
+        >>> solution = jc.cem(x, jc.seed(jax.random.key(0), x, 2))
+        >>> print(f"{jc.with_certificate(x, solution, min_size=2).guarantee.gap:.3f}")
+        0.000
+    """
+    k = solution.mixture.weights.shape[-1]
+    points, weight, size, problem = _bound_inputs(x, k, balance, min_size, problem, sample_weight)
+    inputs.to_limit(min_variance, "min_variance")
+    check_pairs_affordable(points, max_points, "with_certificate")
+    labels = inputs.to_labels(solution.labels, points.shape[0], k)
+    bound = _lower_bound(points, weight, k, size, problem, min_variance, byte_budget)
+    gap, size = _gap(points, weight, labels, solution.cost, bound, size, k)
+    guarantee = Guarantee(kind="certificate", lower_bound=bound, gap=gap, min_size=size)
+    return dataclasses.replace(solution, guarantee=inputs.to_python(guarantee))
+
+
+def _bound_inputs(
+    x: Any, n_clusters: Any, balance: Any, min_size: Any, problem: Problem, sample_weight: Any
+) -> tuple[Array, Array | None, Array, Problem]:
+    """Return the checked points, weights, smallest cluster weight and problem."""
+    problem = inputs.to_problem(problem)
+    points, weight = inputs.to_points(x, sample_weight)
+    if balance is not None and min_size is not None:
+        raise ValueError("give balance or min_size, not both: min_size is N / balance")
+    inputs.to_limit(n_clusters, "n_clusters", positive=True)
+    if min_size is not None:
+        inputs.to_limit(min_size, "min_size", positive=True)
+    else:
+        balance = 2 * n_clusters if balance is None else balance
+        inputs.to_limit(balance, "balance", positive=True)
+    total, size = _smallest_size(points, weight, balance, min_size)
+    inputs.check_partition_exists(n_clusters, size, total)
+    return points, weight, size, problem
+
+
+@jax.jit
+def _smallest_size(
+    x: Array, weight: Array | None, balance: ArrayLike | None, min_size: ArrayLike | None
+) -> tuple[Array, Array]:
+    """Return the total weight, and the smallest weight of a cluster."""
+    total = jnp.asarray(x.shape[0], x.dtype)
+    if weight is not None:
+        total = numerics.blocked_sum(weight)
+    if min_size is not None:
+        return total, jnp.asarray(min_size, x.dtype)
+    assert balance is not None
+    share = total / balance
+    # Whole weights stand for repeated points, and can only add up to whole sizes. The slack keeps
+    # a quotient that is whole but for rounding from being rounded up.
+    whole = jnp.maximum(2, jnp.ceil(share * (1 - 4 * jnp.finfo(x.dtype).eps)))
+    if weight is None:
+        return total, whole
+    return total, jnp.where((weight == jnp.round(weight)).all(), whole, share)
+
+
+@partial(jax.jit, static_argnames="k")
+def _upper_bound(x: Array, weight: Array | None, k: int) -> UpperBound:
+    points = numerics.prepare(x, weight)
+    traversal = farthest_first(points, k, jnp.argmax(points.weight > 0))
+    sizes = numerics.cluster_sums(points.weight[:, None], traversal.labels, k)[:, 0]
+    d = x.shape[1]
+    gamma = jnp.log(2 * math.pi * math.e * traversal.radius_sq / d) + 2 / d * math.log(k)
+    bound = numerics.blocked_sum(points.weight) * d / 2 * gamma
+    return UpperBound(gamma, jnp.where(sizes.min() >= 2, bound, jnp.inf), sizes.min())
+
+
+@partial(jax.jit, static_argnames="byte_budget")
+def _lower_bound(
+    x: Array,
+    weight: Array | None,
+    n_clusters: ArrayLike,
+    min_size: Array,
+    problem: Problem,
+    min_variance: ArrayLike,
+    byte_budget: int,
+) -> Array:
+    points = numerics.prepare(x, weight)
+    n, d = x.shape
+    total = numerics.blocked_sum(points.weight)
+    max_size = total - (n_clusters - 1) * min_size
+
+    def term(sums: Array, size: ArrayLike) -> Array:
+        return _bound_term(sums, jnp.asarray(size, x.dtype), total, d, problem, min_variance)
+
+    def row(index: Array, distances: Array) -> Array:
+        ordered, spread = sorted_rows(distances, weight)
+        size = jnp.cumsum(spread, axis=1)
+        sums = jnp.cumsum(jnp.where(spread > 0, spread * ordered, 0), axis=1)
+        inside = (size >= min_size) & (size <= max_size)
+        # Between two points that fill up, the term rises and then falls: the ends are enough.
+        best = jnp.where(inside, term(sums, size), jnp.inf).min(axis=1)
+        for end in (min_size, max_size):
+            best = jnp.minimum(best, term(first_sums(ordered, spread, end), end))
+        return best
+
+    terms = over_pairs(points, row, 6 if weight is None else 8, byte_budget)
+    present = points.weight > 0
+    bound = numerics.blocked_sum(jnp.where(present, points.weight * terms, 0))
+    # The distances err by d + 2 roundings, the sums of them by log2(n) more, the logarithm and the
+    # sum over points by a few.
+    roundings = d + 2 + math.ceil(math.log2(n + 1)) + 8
+    size_of_terms = numerics.blocked_sum(jnp.where(present, points.weight * jnp.abs(terms), 0))
+    scale = total * d / 2 * roundings + size_of_terms * (8 + math.ceil(math.log2(n + 1)))
+    margin = jnp.where(jnp.isfinite(scale), jnp.finfo(x.dtype).eps * scale, 0)
+    return jnp.where(max_size >= min_size * (1 - 1e-5), bound - margin, jnp.inf)
+
+
+def _bound_term(
+    sums: Array, size: Array, total: Array, d: int, problem: Problem, min_variance: ArrayLike
+) -> Array:
+    """Return the least a point can cost in a cluster of this weight, given the sum S."""
+    entropy = jnp.log(total / size)
+    if isinstance(problem, WKM):
+        return jnp.asarray(problem.beta, sums.dtype) * sums / (2 * size) + entropy
+    variance = sums / (2 * d * size)
+    floored = jnp.maximum(variance, min_variance)
+    # Under the floor the cost is linear in the variance: concave all the same.
+    ratio = jnp.where(floored > 0, variance / jnp.where(floored > 0, floored, 1), 1)
+    spread = d / 2 * (jnp.log(2 * math.pi * floored) + ratio)
+    return spread + entropy if isinstance(problem, CMLE) else spread
+
+
+@partial(jax.jit, static_argnames="k")
+def _gap(
+    x: Array, weight: Array | None, labels: Array, cost: Array, bound: Array, size: Array, k: int
+) -> tuple[Array, Array]:
+    """Return the gap in nats per point, infinite for a partition under the minimum size."""
+    points = numerics.prepare(x, weight)
+    sizes = numerics.cluster_sums(points.weight[:, None], labels, k)[:, 0]
+    admissible = sizes.min() >= size * (1 - 16 * jnp.finfo(x.dtype).eps)
+    gap = jnp.maximum(cost - bound, 0) / numerics.blocked_sum(points.weight)
+    return jnp.where(admissible & jnp.isfinite(gap), gap, jnp.inf), size

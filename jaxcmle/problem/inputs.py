@@ -1,0 +1,297 @@
+"""What users pass, turned into arrays, or into an error that says what to do.
+
+Shapes and types are always checked. Values (NaN, negative weights, labels out of range) are checked
+on concrete arrays only: under `jit` and `vmap` they cannot be, and show in the status or the cost.
+"""
+
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem
+
+__all__ = [
+    "check_enough_points",
+    "check_partition_exists",
+    "to_labels",
+    "to_limit",
+    "to_mixture",
+    "to_n_clusters",
+    "to_points",
+    "to_problem",
+    "to_python",
+]
+
+
+def to_points(x: Any, sample_weight: Any = None) -> tuple[Array, Array | None]:
+    """Return x as a float array `[n, d]` and the weights as `[n]` in the same dtype, or None."""
+    array = _numeric(x, "x")
+    if array.ndim == 1:
+        raise ValueError(
+            f"x must have shape [n, d], got a 1-D array of length {array.shape[0]}; use "
+            "x.reshape(-1, 1) for n points with one feature, x.reshape(1, -1) for a single point"
+        )
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(
+            f"x must have shape [n, d] with at least one point and one feature, got {array.shape}"
+        )
+    points = _to_float(array)
+    weight = _to_weight(sample_weight, points)
+    if not _is_traced(points, weight):
+        _check_values(array, points, weight)
+    return points, weight
+
+
+def to_labels(labels: Any, n: int, n_clusters: int) -> Array:
+    """Return the labels as int32 `[n]`."""
+    array = _numeric(labels, "labels")
+    if array.shape != (n,):
+        raise ValueError(f"labels must have one label per point, shape ({n},), got {array.shape}")
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(
+            f"labels must be integers from 0 to n_clusters - 1, got {array.dtype}; use "
+            "labels.astype(int)"
+        )
+    if not _is_traced(array):
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= n_clusters:
+            raise ValueError(
+                f"labels must lie from 0 to n_clusters - 1 = {n_clusters - 1}, got {low} to {high}"
+            )
+    return jnp.asarray(array).astype(jnp.int32)
+
+
+def to_n_clusters(n_clusters: Any, n: int) -> int:
+    """Return the number of clusters as an int from 1 to n."""
+    try:
+        k = operator.index(n_clusters)
+    except TypeError as error:
+        raise TypeError(
+            f"n_clusters must be a Python int (it fixes array shapes), got {n_clusters!r}"
+        ) from error
+    if not 1 <= k <= n:
+        raise ValueError(f"n_clusters must lie from 1 to the number of points, {n}, got {k}")
+    return k
+
+
+def check_enough_points(points: Array, weight: Array | None, n_clusters: int) -> None:
+    """Raise unless there are at least `n_clusters` distinct points of positive weight.
+
+    Looks at ever longer prefixes, so that ordinary data costs next to nothing.
+    """
+    if _is_traced(points, weight):
+        return
+    n, length = points.shape[0], 4 * n_clusters
+    while True:
+        rows = np.asarray(points[:length])
+        if weight is not None:
+            rows = rows[np.asarray(weight[:length]) > 0]
+        distinct = len(np.unique(rows, axis=0))
+        if distinct >= n_clusters:
+            return
+        if length >= n:
+            raise ValueError(
+                f"x has {distinct} distinct points of positive weight, fewer than the {n_clusters} "
+                "clusters asked for; lower n_clusters"
+            )
+        length *= 4
+
+
+def check_partition_exists(n_clusters: Any, min_size: Any, total: Any) -> None:
+    """Raise where the clusters together would weigh more than there is."""
+    if _is_traced(n_clusters, min_size, total):
+        return
+    k, size, available = float(n_clusters), float(min_size), float(total)
+    if k * size > available * (1 + 1e-5):
+        raise ValueError(
+            f"{k:g} clusters of at least {size:g} each need {k * size:g}, and the points weigh "
+            f"only {available:g}: lower n_clusters or min_size, or raise balance"
+        )
+
+
+def to_mixture(mixture: Any, d: int, dtype: Any, problem: Problem, *, stack: bool) -> Mixture:
+    """Return the mixture (or a stack of them) in the given dtype, with matching shapes."""
+    if not isinstance(mixture, Mixture):
+        raise TypeError(
+            "expected a jaxcmle.Mixture(weights=[k], means=[k, d], variances=[k]), got "
+            f"{type(mixture).__name__}"
+        )
+    weights, means, variances = (
+        jnp.asarray(_numeric(value, f"mixture.{name}")).astype(dtype)
+        for name, value in (
+            ("weights", mixture.weights),
+            ("means", mixture.means),
+            ("variances", mixture.variances),
+        )
+    )
+    letters = "[m, k]" if stack else "[k]"
+    if (
+        weights.ndim != (2 if stack else 1)
+        or 0 in weights.shape
+        or variances.shape != weights.shape
+        or means.shape != (*weights.shape, d)
+    ):
+        hint = " (a single mixture becomes a stack by a leading axis of length 1)" if stack else ""
+        raise ValueError(
+            f"{'a stack of mixtures' if stack else 'a mixture'} for points with {d} features needs "
+            f"weights {letters}, variances {letters} and means {letters[:-1]}, {d}], got "
+            f"{weights.shape}, {variances.shape} and {means.shape}{hint}"
+        )
+    result = Mixture(weights=weights, means=means, variances=variances)
+    if not _is_traced(result):
+        _check_mixture(np.asarray(weights), np.asarray(means), np.asarray(variances), problem)
+    return result
+
+
+def _check_mixture(
+    weights: np.ndarray, means: np.ndarray, variances: np.ndarray, problem: Problem
+) -> None:
+    """Raise where a value that this problem uses is out of range."""
+    if not np.isfinite(means).all():
+        raise ValueError("mixture.means hold NaN or infinity")
+    if not isinstance(problem, UCMLE):
+        valid = np.isfinite(weights) & (weights >= 0)
+        if not (valid.all() and (weights > 0).any(axis=-1).all()):
+            raise ValueError(
+                "mixture.weights must be finite and not negative, with at least one positive"
+            )
+    if not isinstance(problem, WKM) and not (np.isfinite(variances) & (variances > 0)).all():
+        raise ValueError(
+            f"mixture.variances must be positive and finite, got {variances.min()}; give estimate "
+            "or cem a min_variance"
+        )
+
+
+def to_problem(problem: Any) -> Problem:
+    """Return the problem, or say what one looks like."""
+    if not isinstance(problem, CMLE | WKM | UCMLE):
+        raise TypeError(
+            f"problem must be jaxcmle.CMLE(), jaxcmle.WKM(beta=...) or jaxcmle.UCMLE(), got "
+            f"{problem!r}"
+        )
+    if isinstance(problem, WKM) and not _is_traced(problem.beta):
+        beta = float(jnp.asarray(problem.beta))
+        if not (math.isfinite(beta) and beta > 0):
+            raise ValueError(f"WKM needs a positive, finite beta = 1 / (2 variance), got {beta}")
+    return problem
+
+
+def to_limit(value: Any, name: str, *, positive: bool = False) -> Any:
+    """Return a scalar limit unchanged, after checking that it is a number and not negative."""
+    if _is_traced(value):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a number, got {value!r}") from error
+    if math.isnan(number) or number < 0 or (positive and number == 0):
+        bound = "positive" if positive else "0 or more"
+        raise ValueError(f"{name} must be {bound}, got {value!r}")
+    return value
+
+
+def to_python(tree: Any) -> Any:
+    """Return the scalars of a result as Python numbers; under tracing, unchanged."""
+    return tree if _is_traced(tree) else jax.tree.map(lambda leaf: leaf.item(), tree)
+
+
+def _is_traced(*values: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+def _numeric(value: Any, name: str) -> Any:
+    """Return a NumPy or JAX array of real numbers."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array; fill or drop the masked entries, or give those points "
+            "sample_weight 0"
+        )
+    if not isinstance(value, jax.Array):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise ValueError(f"{name} is not a rectangular array: {error}") from error
+    if not (jnp.issubdtype(value.dtype, jnp.number) or value.dtype == bool) or jnp.issubdtype(
+        value.dtype, jnp.complexfloating
+    ):
+        raise TypeError(
+            f"{name} must hold real numbers, got dtype {value.dtype}; select the numeric columns, "
+            f"or convert with numpy.asarray({name}, dtype=float)"
+        )
+    return value
+
+
+def _to_float(array: Any) -> Array:
+    """Return a float32 or float64 array: floats keep their dtype, half precision is widened."""
+    points = jnp.asarray(array)
+    if not jnp.issubdtype(points.dtype, jnp.floating):
+        return points.astype(jnp.result_type(float))
+    return points.astype(jnp.promote_types(points.dtype, jnp.float32))
+
+
+def _to_weight(sample_weight: Any, points: Array) -> Array | None:
+    """Return the point weights as `[n]` in the dtype of the points; None stays None."""
+    if sample_weight is None:
+        return None
+    array = _numeric(sample_weight, "sample_weight")
+    if array.shape != points.shape[:1]:
+        raise ValueError(
+            f"sample_weight must have one weight per point, shape {points.shape[:1]}, got "
+            f"{array.shape}"
+        )
+    return jnp.asarray(array).astype(points.dtype)
+
+
+@jax.jit
+def _summary(points: Array, weight: Array | None) -> tuple[Array, ...]:
+    """Return what `_check_values` needs, in one pass over the points."""
+    if weight is None:
+        weight = jnp.ones(points.shape[0], points.dtype)
+    present = weight > 0
+    bad = ~jnp.isfinite(points).all(axis=1) & present
+    low = jnp.min(points, axis=0, where=present[:, None], initial=jnp.inf)
+    high = jnp.max(points, axis=0, where=present[:, None], initial=-jnp.inf)
+    finite_weight = jnp.isfinite(weight).all()
+    return bad.sum(), jnp.argmax(bad), (high - low).max(), weight.min(), weight.max(), finite_weight
+
+
+def _check_values(array: Any, points: Array, weight: Array | None) -> None:
+    """Raise on bad weights, on bad points of positive weight, and on squares out of range."""
+    bad, row, spread, lightest, heaviest, finite_weight = (
+        value.item() for value in _summary(points, weight)
+    )
+    if not finite_weight:
+        raise ValueError("sample_weight holds NaN or infinity; use 0 to leave a point out")
+    if lightest < 0:
+        raise ValueError(
+            f"sample_weight must not be negative, got {lightest}; use 0 to leave a point out"
+        )
+    if heaviest == 0:
+        raise ValueError("sample_weight is 0 for every point; at least one must be positive")
+
+    wider = 'enable float64 with jax.config.update("jax_enable_x64", True)'
+    if bad:
+        values = np.asarray(array[row])
+        if np.isfinite(values).all():
+            raise ValueError(
+                f"x does not fit in {points.dtype} (row {row}: {values}); rescale x, or {wider}"
+            )
+        raise ValueError(
+            f"x holds NaN or infinity in {bad} of {len(points)} points (first in row {row}); drop "
+            "or impute them, or give them sample_weight 0"
+        )
+    limits = jnp.finfo(points.dtype)
+    largest = math.sqrt(float(limits.max) / points.shape[1]) / 16
+    smallest = math.sqrt(float(limits.tiny)) * 16
+    if spread > largest or 0 < spread < smallest:
+        raise ValueError(
+            f"squared distances in x leave the range of {points.dtype}: its features spread over "
+            f"{spread:.3g}, which must lie from {smallest:.1g} to {largest:.1g}; rescale x"
+            + (f", or {wider}" if points.dtype == jnp.float32 else "")
+        )

@@ -1,0 +1,386 @@
+"""What an instance is like: well-definedness, scale, balance, and the range of its variances.
+
+Everything over pairs of points goes row tile by row tile, so that memory stays within a budget; the
+time is quadratic in the number of points.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from jaxcmle import numerics
+from jaxcmle.numerics import Points
+from jaxcmle.problem import inputs
+from jaxcmle.problem.types import CMLE
+
+__all__ = [
+    "InstanceReport",
+    "YRange",
+    "check_instance",
+    "check_pairs_affordable",
+    "first_sums",
+    "is_balanced",
+    "min_cluster_size",
+    "over_pairs",
+    "rescale",
+    "sorted_rows",
+    "variance_floor",
+    "y_range",
+]
+
+# Pairs take time in the square of the number of points: about a minute here on two CPU cores.
+MAX_POINTS = 50_000
+BYTE_BUDGET = 2**28
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InstanceReport:
+    """What `check_instance` found.
+
+    Attributes:
+        well_defined: every pair of points is at least `required` apart (squared).
+        min_distance_sq: the smallest squared distance between two points.
+        required: `4 d / pi`, the paper's requirement on it.
+        duplicates: points that coincide with an earlier one.
+        scale: multiply x by this to make the instance well-defined (infinite with duplicates).
+    """
+
+    well_defined: bool | Array
+    min_distance_sq: float | Array
+    required: float | Array
+    duplicates: int | Array
+    scale: float | Array
+
+
+class YRange(NamedTuple):
+    """The range of `y = ln(2 pi e variance)` over all clusters of at least the minimum size."""
+
+    low: float | Array
+    high: float | Array
+
+
+def check_instance(
+    x: Any, *, max_points: int = MAX_POINTS, byte_budget: int = BYTE_BUDGET
+) -> InstanceReport:
+    """Tell whether an instance is well-defined (Definition 1.9 of the paper), and how far off.
+
+    Args:
+        x: points `[n, d]`.
+        max_points: refuse more points than this: time is quadratic.
+        byte_budget: memory that the pass over all pairs may take.
+
+    Returns:
+        An `InstanceReport`.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> report = jc.check_instance([[0.0], [1.0], [3.0]])
+        >>> report.well_defined, report.min_distance_sq, round(report.required, 3)
+        (False, 1.0, 1.273)
+    """
+    points, _ = inputs.to_points(x)
+    check_pairs_affordable(points, max_points, "check_instance")
+    return inputs.to_python(_report(points, byte_budget))
+
+
+def rescale(
+    x: Any,
+    *,
+    scale: Literal["tight", "paper"] = "tight",
+    balance: float | None = None,
+    max_points: int = MAX_POINTS,
+    byte_budget: int = BYTE_BUDGET,
+) -> tuple[Array, float | Array]:
+    """Return x times a factor that makes the instance well-defined, and the factor.
+
+    Scaling by c adds `n d ln c` to every CMLE and UCMLE cost, and changes no labels.
+
+    Args:
+        x: points `[n, d]`.
+        scale: `"paper"` puts the closest pair at a squared distance of `4 d / pi`; `"tight"` puts
+            the smallest variance that a cluster of the minimum size can have, as `variance_floor`
+            bounds it, at `1 / (2 pi)`.
+        balance: f, for `"tight"`: clusters hold at least `n / f` points. Default: at least two.
+        max_points: refuse more points than this: time is quadratic.
+        byte_budget: memory that the pass over all pairs may take.
+
+    Returns:
+        `(x * factor, factor)`.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> x, factor = jc.rescale([[0.0], [1.0], [3.0]], scale="paper")
+        >>> jc.check_instance(x).well_defined, round(factor, 3)
+        (True, 1.128)
+    """
+    points, _ = inputs.to_points(x)
+    if scale == "paper":
+        check_pairs_affordable(points, max_points, "rescale")
+        # A hair more than asked for, so that rounding does not leave the closest pair short.
+        hair = 1 + 4 * float(jnp.finfo(points.dtype).eps)
+        factor = _report(points, byte_budget).scale * hair
+        reason = "two points coincide; remove duplicates"
+    elif scale == "tight":
+        size = 2 if balance is None else min_cluster_size(points.shape[0], balance)
+        floor = variance_floor(points, size, max_points=max_points, byte_budget=byte_budget)
+        factor = jnp.sqrt(1 / (2 * math.pi * jnp.asarray(floor, points.dtype)))
+        reason = f"{size} points coincide; remove duplicates, or lower balance"
+    else:
+        raise ValueError(f'scale must be "tight" or "paper", got {scale!r}')
+    factor = inputs.to_python(factor)
+    if isinstance(factor, float) and math.isinf(factor):
+        raise ValueError(f"no factor makes this instance well-defined: {reason}")
+    return points * factor, factor
+
+
+def is_balanced(
+    x: Any,
+    labels: Any,
+    n_clusters: int,
+    *,
+    f: ArrayLike,
+    g: ArrayLike | None = None,
+    sample_weight: Any = None,
+) -> bool | Array:
+    r"""Tell whether a partition is f-balanced, or (f, g)-balanced (Definition 1.14 of the paper).
+
+    Every cluster holds at least $N / f$ points; with g, also
+    $OPT(C_k, 1) \ge \frac{1}{g} \sum_j OPT(C_j, 1)$.
+
+    Args:
+        x: points `[n, d]`.
+        labels: int `[n]`, from 0 to `n_clusters - 1`.
+        n_clusters: k; a Python int.
+        f: the balance of sizes.
+        g: the balance of costs, or None.
+        sample_weight: `[n]`, default ones.
+
+    Returns:
+        A boolean scalar.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> bool(jc.is_balanced([[0.0], [2.0], [9.0], [11.0]], [0, 0, 1, 1], 2, f=2))
+        True
+    """
+    points, weight = inputs.to_points(x, sample_weight)
+    k = inputs.to_n_clusters(n_clusters, points.shape[0])
+    labels = inputs.to_labels(labels, points.shape[0], k)
+    inputs.to_limit(f, "f", positive=True)
+    return inputs.to_python(_is_balanced(points, weight, labels, k, f, g))
+
+
+def min_cluster_size(n: int, balance: float) -> int:
+    """Return the smallest size of a cluster in an f-balanced partition: `max(2, ceil(n / f))`."""
+    inputs.to_limit(balance, "balance", positive=True)
+    # Without the slack, 300 points over f = 3 * 1.1 / 1.1 could round up to 101.
+    return max(2, math.ceil(n / float(balance) * (1 - 1e-12)))
+
+
+def variance_floor(
+    x: Any,
+    min_size: ArrayLike,
+    *,
+    sample_weight: Any = None,
+    max_points: int = MAX_POINTS,
+    byte_budget: int = BYTE_BUDGET,
+) -> float | Array:
+    r"""Return a variance that no cluster of at least `min_size` points can be below.
+
+    With $q(x) = \frac{1}{2 d n} S_{n-1}(x)$, $S_j(x)$ the sum of the j smallest squared distances
+    from x to the other points, it is the mean of the n smallest $q(x)$, $n$ the minimum size.
+
+    Args:
+        x: points `[n, d]`.
+        min_size: the smallest weight of a cluster.
+        sample_weight: `[n]`, default ones.
+        max_points: refuse more points than this: time is quadratic.
+        byte_budget: memory that the pass over all pairs may take.
+
+    Returns:
+        A scalar, in the square of the units of x.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> float(jc.variance_floor([[0.0], [2.0], [10.0]], 2))
+        1.0
+    """
+    points, weight = inputs.to_points(x, sample_weight)
+    inputs.to_limit(min_size, "min_size", positive=True)
+    check_pairs_affordable(points, max_points, "variance_floor")
+    return inputs.to_python(_variance_floor(points, weight, min_size, byte_budget))
+
+
+def y_range(
+    x: Any,
+    min_size: ArrayLike,
+    *,
+    sample_weight: Any = None,
+    max_points: int = MAX_POINTS,
+    byte_budget: int = BYTE_BUDGET,
+) -> YRange:
+    r"""Return the range of $y = \ln(2 \pi e \sigma^2)$ over clusters of at least `min_size` points.
+
+    Below it is bounded by `variance_floor`, above by
+    $V = \min(\frac{\Delta^2}{2(d+1)}, \frac{1}{d} \cdot$ mean of the n largest $|x - c|^2)$,
+    $\Delta$ the diameter (Jung's theorem) and c the mean of the data.
+
+    Args:
+        x: points `[n, d]`.
+        min_size: the smallest weight of a cluster.
+        sample_weight: `[n]`, default ones.
+        max_points: refuse more points than this: time is quadratic.
+        byte_budget: memory that the pass over all pairs may take.
+
+    Returns:
+        `(low, high)`; low is minus infinity where that many points can coincide.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> low, high = jc.y_range([[0.0], [2.0], [10.0]], 2)
+        >>> round(float(low), 3), round(float(high), 3)
+        (2.838, 6.057)
+    """
+    points, weight = inputs.to_points(x, sample_weight)
+    inputs.to_limit(min_size, "min_size", positive=True)
+    check_pairs_affordable(points, max_points, "y_range")
+    floor = _variance_floor(points, weight, min_size, byte_budget)
+    ceiling = _variance_ceiling(points, weight, min_size, byte_budget)
+    offset = math.log(2 * math.pi * math.e)
+    return inputs.to_python(YRange(offset + jnp.log(floor), offset + jnp.log(ceiling)))
+
+
+def check_pairs_affordable(points: Array, max_points: int, name: str) -> None:
+    """Raise where a pass over all pairs would take too long."""
+    n = points.shape[0]
+    if n > max_points:
+        raise ValueError(
+            f"{name} looks at all pairs of points, and {n} points make too many: raise max_points "
+            f"above {max_points} to wait for it (time grows with the square), or pass a random "
+            "sample of the points to get an idea"
+        )
+
+
+def over_pairs(
+    points: Points, row_function: Callable[[Array, Array], Any], arrays: int, byte_budget: int
+) -> Any:
+    """Apply `row_function(index [r], distances [r, n])` to tiles of rows, and join the results.
+
+    Distances to points of weight 0 are infinite. `arrays` is how many arrays like the distances
+    the function holds at once.
+    """
+    n = points.x.shape[0]
+    bytes_per_row = points.x.dtype.itemsize * n * arrays
+    rows = max(1, min(n, byte_budget // bytes_per_row, -(-(2**22) // n)))
+    tiles = -(-n // rows)
+    index = jnp.minimum(jnp.arange(tiles * rows), n - 1).reshape(tiles, rows)
+    columns = points.x.T
+
+    def one_tile(index: Array) -> Any:
+        square = numerics.squared_distances(columns, points.x[index])
+        return row_function(index, jnp.where(points.weight > 0, square, jnp.inf))
+
+    result = lax.map(one_tile, index)
+    return jax.tree.map(lambda leaf: leaf.reshape(tiles * rows, *leaf.shape[2:])[:n], result)
+
+
+def sorted_rows(distances: Array, weight: Array | None) -> tuple[Array, Array]:
+    """Sort each row of `[r, n]`; return the distances and the weights of the points they lead to.
+
+    Sorts the bits of the distances as integers, which order the same (none is negative) and are
+    four times as fast on the CPU.
+    """
+    integer = jnp.int32 if distances.dtype == jnp.float32 else jnp.int64
+    bits = lax.bitcast_convert_type(distances, integer)
+    if weight is None:
+        bits = lax.sort(bits, dimension=1, is_stable=False)
+        return lax.bitcast_convert_type(bits, distances.dtype), jnp.ones_like(distances)
+    spread = jnp.broadcast_to(weight, distances.shape)
+    bits, spread = lax.sort((bits, spread), dimension=1, num_keys=1, is_stable=False)
+    return lax.bitcast_convert_type(bits, distances.dtype), spread
+
+
+def first_sums(values: Array, weight: Array, size: ArrayLike) -> Array:
+    r"""Return $\sum_y b_y v_y$ over the first weight W of each row, the last point in part.
+
+    $0 \le b_y \le a_y$ and $\sum_y b_y = W$, filled from the left; $v$ and $a$ are `[r, n]`, the
+    result is `[r]`. On rows that `sorted_rows` gives, this is the least such sum.
+    """
+    taken = jnp.clip(size - (jnp.cumsum(weight, axis=1) - weight), 0, weight)
+    return jnp.where(taken > 0, taken * values, 0).sum(axis=1)
+
+
+@partial(jax.jit, static_argnames="byte_budget")
+def _report(x: Array, byte_budget: int) -> InstanceReport:
+    points = numerics.prepare(x, None)
+    position = jnp.arange(x.shape[0])
+
+    def row(index: Array, distances: Array) -> tuple[Array, Array]:
+        earlier = jnp.where(position[None] < index[:, None], distances, jnp.inf)
+        return earlier.min(axis=1), (earlier == 0).any(axis=1)
+
+    nearest, repeats = over_pairs(points, row, 2, byte_budget)
+    smallest = nearest.min()
+    required = jnp.asarray(4 * x.shape[1] / math.pi, x.dtype)
+    return InstanceReport(
+        well_defined=smallest >= required,
+        min_distance_sq=smallest,
+        required=required,
+        duplicates=repeats.sum(),
+        scale=jnp.sqrt(required / smallest),
+    )
+
+
+@partial(jax.jit, static_argnames="k")
+def _is_balanced(
+    x: Array, weight: Array | None, labels: Array, k: int, f: ArrayLike, g: ArrayLike | None
+) -> Array:
+    points = numerics.prepare(x, weight)
+    moments = numerics.cluster_moments(points, numerics.moment_rows(points), labels, k)
+    size = moments.size
+    slack = 1 - 16 * jnp.finfo(x.dtype).eps
+    balanced = (size >= slack * size.sum() / f).all()
+    if g is None:
+        return balanced
+    mixture = CMLE().mixture(moments, 0.0)
+    half_d = x.shape[1] / 2
+    costs = size * half_d * (jnp.log(2 * math.pi * mixture.variances) + 1)
+    costs = jnp.where(size > 0, costs, 0)
+    return balanced & (costs >= costs.sum() / g).all()
+
+
+@partial(jax.jit, static_argnames="byte_budget")
+def _variance_floor(x: Array, weight: Array | None, size: ArrayLike, byte_budget: int) -> Array:
+    points = numerics.prepare(x, weight)
+
+    def row(index: Array, distances: Array) -> Array:
+        return first_sums(*sorted_rows(distances, weight), size) / (2 * x.shape[1] * size)
+
+    spreads = over_pairs(points, row, 4 if weight is None else 8, byte_budget)
+    spreads = jnp.where(points.weight > 0, spreads, jnp.inf)
+    return first_sums(*sorted_rows(spreads[None], weight), size)[0] / size
+
+
+@partial(jax.jit, static_argnames="byte_budget")
+def _variance_ceiling(x: Array, weight: Array | None, size: ArrayLike, byte_budget: int) -> Array:
+    points = numerics.prepare(x, weight)
+    d = x.shape[1]
+
+    def row(index: Array, distances: Array) -> Array:
+        finite = jnp.where(jnp.isfinite(distances), distances, 0).max(axis=1)
+        return jnp.where(points.weight[index] > 0, finite, 0)
+
+    diameter = over_pairs(points, row, 2, byte_budget).max()
+    centred, _ = numerics.centred(points)
+    square = jnp.where(points.weight > 0, (centred * centred).sum(axis=1), 0)
+    order = jnp.argsort(-square)
+    largest = first_sums(square[order][None], points.weight[order][None], size)[0]
+    return jnp.minimum(diameter / (2 * (d + 1)), largest / (d * size))

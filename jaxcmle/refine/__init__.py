@@ -1,0 +1,1 @@
+"""A better model from a model."""
