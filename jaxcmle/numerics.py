@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 __all__ = [
     "Coefficients",
@@ -40,11 +41,12 @@ __all__ = [
     "smallest",
     "squared_distances",
     "tile_bytes",
+    "whole_moments",
 ]
 
-# Points per block of a sum: long enough to be fast, short enough that a float32 running sum inside
-# a block loses at most about 1e-6.
-BLOCK = 4096
+# Terms per running sum: few enough that float32 loses next to nothing even if all roundings go the
+# same way, as they do on constant data.
+BLOCK = 512
 # Up to this many (cluster, feature) pairs an unrolled elementwise kernel beats a matmul and never
 # materialises a [k, n] array.
 SMALL = 128
@@ -109,13 +111,13 @@ def centred(points: Points) -> tuple[Array, Array]:
 
 
 def blocked_sum(values: Array) -> Array:
-    """Sum over the leading axis: inside fixed blocks first, then over the blocks."""
+    """Sum over the leading axis: inside fixed blocks first, then in blocks of the blocks."""
     n = values.shape[0]
     if n <= BLOCK:
         return values.sum(axis=0)
     blocks = -(-n // BLOCK)
     padded = jnp.pad(values, [(0, blocks * BLOCK - n)] + [(0, 0)] * (values.ndim - 1))
-    return padded.reshape(blocks, BLOCK, *values.shape[1:]).sum(axis=1).sum(axis=0)
+    return blocked_sum(padded.reshape(blocks, BLOCK, *values.shape[1:]).sum(axis=1))
 
 
 def cluster_sums(rows: Array, labels: Array, k: int) -> Array:
@@ -132,7 +134,7 @@ def cluster_sums(rows: Array, labels: Array, k: int) -> Array:
         in_range = (labels >= 0) & (labels < k)
         segment = jnp.where(in_range, labels + k * block, k * blocks)
         sums = jax.ops.segment_sum(rows, segment, k * blocks)
-        return sums.reshape(blocks, k, columns).sum(axis=0)
+        return blocked_sum(sums.reshape(blocks, k, columns))
 
     def by_matmul(rows: Array, labels: Array) -> Array:
         length = BLOCK if blocks > 1 else n
@@ -145,7 +147,8 @@ def cluster_sums(rows: Array, labels: Array, k: int) -> Array:
             one_hot = (labels == jnp.arange(k, dtype=labels.dtype)[:, None]).astype(rows.dtype)
             return jnp.matmul(one_hot, rows, precision=PRECISION)
 
-        return map_stack(block_sums, (rows, labels), rows.dtype.itemsize * length * k).sum(axis=0)
+        sums = map_stack(block_sums, (rows, labels), rows.dtype.itemsize * length * k)
+        return blocked_sum(sums)
 
     return lax.platform_dependent(rows, labels, cpu=by_scatter, default=by_matmul)
 
@@ -156,6 +159,16 @@ class Moments(NamedTuple):
     size: Array
     mean: Array
     scatter: Array
+
+
+def whole_moments(points: Points) -> Moments:
+    """Return the moments of all points as one cluster."""
+    total = blocked_sum(points.weight)
+    centred_x, centre = centred(points)
+    drift = blocked_sum(points.weight[:, None] * centred_x) / total
+    square = blocked_sum(points.weight * _row_sum(centred_x * centred_x))
+    scatter = jnp.maximum(square - total * (drift * drift).sum(), 0)
+    return Moments(total[None], (centre + drift)[None], scatter[None])
 
 
 class MomentRows(NamedTuple):
@@ -324,7 +337,7 @@ def assign_by_matmul(tiles: Array, coefficients: Coefficients, n: int) -> Array:
     )
 
 
-def matmul_is_safe(largest_norm: Array, slope: Array, tolerance: float) -> Array:
+def matmul_is_safe(largest_norm: Array, slope: Array, tolerance: ArrayLike) -> Array:
     """Tell whether the matmul form errs by less than about `tolerance` nats in any cost.
 
     Its rounding error is that of `slope * |x|^2`, whatever the distance: `largest_norm` is the

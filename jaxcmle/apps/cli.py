@@ -50,13 +50,14 @@ def _demo(n_clusters: int, n_starts: int, seed: int) -> str:
     solution, costs = jc.cem_restarts(iris.x, starts, min_size=min_size, return_costs=True)
     solution = jc.with_certificate(iris.x, solution, min_size=min_size)
     guarantee = solution.guarantee
-    mixture, labels, costs = solution.mixture, np.asarray(solution.labels), np.asarray(costs)
+    mixture, labels = solution.mixture, np.asarray(solution.labels)
+    reached = np.asarray(costs)[np.isfinite(costs)]
 
     lines = [
         f"iris: {n} points, {d} features ({', '.join(iris.feature_names)})",
         f"CMLE, {n_clusters} clusters of at least {min_size} points, on {jax.devices()[0]}",
-        f"{n_starts} starts of k-means++, refined by CEM: {np.isfinite(costs).sum()} admissible, "
-        f"{np.unique(costs[np.isfinite(costs)].round(2)).size} different optima",
+        f"{n_starts} starts of k-means++, refined by CEM: {reached.size} admissible, "
+        f"{np.unique(reached.round(2)).size} different optima",
         "",
         f"{'cluster':>7} {'points':>6} {'weight':>6} {'sigma':>6}  mean",
     ]

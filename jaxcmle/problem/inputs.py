@@ -59,7 +59,8 @@ def to_labels(labels: Any, n: int, n_clusters: int) -> Array:
             "labels.astype(int)"
         )
     if not _is_traced(array):
-        low, high = int(array.min()), int(array.max())
+        values = np.asarray(array)
+        low, high = values.min(), values.max()
         if low < 0 or high >= n_clusters:
             raise ValueError(
                 f"labels must lie from 0 to n_clusters - 1 = {n_clusters - 1}, got {low} to {high}"
@@ -89,9 +90,10 @@ def check_enough_points(points: Array, weight: Array | None, n_clusters: int) ->
         return
     n, length = points.shape[0], 4 * n_clusters
     while True:
-        rows = np.asarray(points[:length])
-        if weight is not None:
-            rows = rows[np.asarray(weight[:length]) > 0]
+        with jax.ensure_compile_time_eval():
+            rows = np.asarray(points[:length])
+            if weight is not None:
+                rows = rows[np.asarray(weight[:length]) > 0]
         distinct = len(np.unique(rows, axis=0))
         if distinct >= n_clusters:
             return
@@ -176,7 +178,7 @@ def to_problem(problem: Any) -> Problem:
             f"{problem!r}"
         )
     if isinstance(problem, WKM) and not _is_traced(problem.beta):
-        beta = float(jnp.asarray(problem.beta))
+        beta = float(np.asarray(problem.beta))
         if not (math.isfinite(beta) and beta > 0):
             raise ValueError(f"WKM needs a positive, finite beta = 1 / (2 variance), got {beta}")
     return problem
@@ -212,7 +214,9 @@ def _numeric(value: Any, name: str) -> Any:
             f"{name} is a masked array; fill or drop the masked entries, or give those points "
             "sample_weight 0"
         )
-    if not isinstance(value, jax.Array):
+    if _is_traced(value):
+        value = jnp.asarray(value)
+    elif not isinstance(value, jax.Array):
         try:
             value = np.asarray(value)
         except ValueError as error:
@@ -232,7 +236,7 @@ def _to_float(array: Any) -> Array:
     points = jnp.asarray(array)
     if not jnp.issubdtype(points.dtype, jnp.floating):
         return points.astype(jnp.result_type(float))
-    return points.astype(jnp.promote_types(points.dtype, jnp.float32))
+    return points.astype(jnp.float32) if points.dtype.itemsize < 4 else points
 
 
 def _to_weight(sample_weight: Any, points: Array) -> Array | None:
@@ -263,9 +267,10 @@ def _summary(points: Array, weight: Array | None) -> tuple[Array, ...]:
 
 def _check_values(array: Any, points: Array, weight: Array | None) -> None:
     """Raise on bad weights, on bad points of positive weight, and on squares out of range."""
-    bad, row, spread, lightest, heaviest, finite_weight = (
-        value.item() for value in _summary(points, weight)
-    )
+    # Inside somebody's jit, concrete points are still to be looked at now, not staged.
+    with jax.ensure_compile_time_eval():
+        summary = [value.item() for value in _summary(points, weight)]
+    bad, row, spread, lightest, heaviest, finite_weight = summary
     if not finite_weight:
         raise ValueError("sample_weight holds NaN or infinity; use 0 to leave a point out")
     if lightest < 0:

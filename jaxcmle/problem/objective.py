@@ -258,8 +258,8 @@ def _estimate(
     points = numerics.prepare(x, weight)
     rows = numerics.moment_rows(points)
     moments = numerics.cluster_moments(points, rows, labels, k)
-    whole = numerics.cluster_moments(points, rows, jnp.zeros_like(labels), 1)
-    mixture = problem.mixture(fill_empty(moments, whole), min_variance)
+    moments = fill_empty(moments, numerics.whole_moments(points))
+    mixture = problem.mixture(moments, min_variance)
     return shift_means(mixture, points.shift)
 
 

@@ -230,7 +230,8 @@ def _cem_stack(
     """Run CEM from every start on the same points; returns a stack of solutions."""
     points = numerics.prepare(x, weight)
     (n, d), (m, k) = points.x.shape, starts.weights.shape
-    tiles = numerics.point_tiles(points.x, k)
+    # Not points.x, where rows of weight 0 are silenced: they get the label that is theirs, too.
+    tiles = numerics.point_tiles(x - points.shift, k)
     itemsize = points.x.dtype.itemsize
     assign_bytes = itemsize * n * (1 if numerics.is_small(k, d) else k)
     estimate_bytes = 16 * itemsize * n * (d + 2)
@@ -242,7 +243,7 @@ def _cem_stack(
 
     first = FAST if n >= FAST_FROM else EXACT
     rows = numerics.moment_rows(points)
-    whole = numerics.cluster_moments(points, rows, jnp.zeros(n, jnp.int32), 1)
+    whole = numerics.whole_moments(points)
     fast_assign = _fast_assign(points, tiles, k, problem)
 
     def exact_assign(mixture: Mixture) -> tuple[Array, Array]:
@@ -344,7 +345,7 @@ def _advance(carry: _Carry, step: _Step, weight: Array, max_iter: ArrayLike) -> 
     taken = active & changed & finite & (step.trusted | ~fast)
     stalled = jnp.where(step.cost < carry.cost, 0, carry.stalled + 1)
     goes_on = changed & finite & step.trusted & (stalled < FAST_PATIENCE)
-    n_iter = carry.n_iter + taken
+    n_iter = carry.n_iter + taken.astype(jnp.int32)
     exhausted = n_iter >= max_iter
     converged = ~fast & ~changed
     broken = ~fast & changed & ~finite
