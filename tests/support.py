@@ -45,7 +45,9 @@ def random_weights(rng, n, kind):
 
 
 def stack(mixtures):
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *mixtures)
+    return jax.tree.map(
+        lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *mixtures
+    )
 
 
 def tolerance(dtype):

@@ -65,9 +65,7 @@ def test_the_cost_never_rises(name, precision):
     rng = np.random.default_rng(3)
     x, _ = clustered(rng, 200, 2, 4, precision, spread=1.5)
     start = jc.seed(jax.random.key(0), x, 4, method="random")
-    costs = [
-        float(jc.cem(x, start, problem=PROBLEMS[name], max_iter=i).cost) for i in range(30)
-    ]
+    costs = [float(jc.cem(x, start, problem=PROBLEMS[name], max_iter=i).cost) for i in range(30)]
     slack = tolerance(precision) * abs(costs[-1])
     assert all(after <= before + slack for before, after in zip(costs, costs[1:], strict=False))
     assert costs[-1] < costs[0]
@@ -211,7 +209,9 @@ def test_restarts_equal_single_runs(n, precision):
     best, costs = jc.cem_restarts(x, starts, return_costs=True)
     single = [jc.cem(x, jax.tree.map(lambda leaf, i=i: leaf[i], starts)) for i in range(7)]
     admissible = [int(one.status) == jc.Status.CONVERGED for one in single]
-    expected = [float(one.cost) if ok else np.inf for one, ok in zip(single, admissible, strict=True)]
+    expected = [
+        float(one.cost) if ok else np.inf for one, ok in zip(single, admissible, strict=True)
+    ]
     np.testing.assert_allclose(costs, expected, rtol=tolerance(precision))
     winner = single[int(np.argmin(expected))]
     np.testing.assert_array_equal(best.labels, winner.labels)

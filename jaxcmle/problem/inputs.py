@@ -19,6 +19,7 @@ from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem
 __all__ = [
     "check_enough_points",
     "check_partition_exists",
+    "to_key",
     "to_labels",
     "to_limit",
     "to_mixture",
@@ -41,11 +42,29 @@ def to_points(x: Any, sample_weight: Any = None) -> tuple[Array, Array | None]:
         raise ValueError(
             f"x must have shape [n, d] with at least one point and one feature, got {array.shape}"
         )
-    points = _to_float(array)
-    weight = _to_weight(sample_weight, points)
-    if not _is_traced(points, weight):
+    if _is_traced(array, sample_weight):
+        points = _to_float(array)
+        return points, _to_weight(sample_weight, points)
+    # Inside somebody's jit, concrete points are still to be looked at now, not staged.
+    with jax.ensure_compile_time_eval():
+        points = _to_float(array)
+        weight = _to_weight(sample_weight, points)
         _check_values(array, points, weight)
     return points, weight
+
+
+def to_key(key: Any) -> Array:
+    """Return the key: one typed key, or two words of the old style."""
+    valid = isinstance(key, jax.Array) and (
+        (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0)
+        or (key.dtype == jnp.uint32 and key.shape == (2,))
+    )
+    if not valid:
+        raise TypeError(
+            "key must be one key, as from jax.random.key(0) (use jax.vmap for several), got "
+            f"{getattr(key, 'shape', '')} {type(key).__name__}"
+        )
+    return key
 
 
 def to_labels(labels: Any, n: int, n_clusters: int) -> Array:
@@ -233,7 +252,9 @@ def _numeric(value: Any, name: str) -> Any:
 
 def _to_float(array: Any) -> Array:
     """Return a float32 or float64 array: floats keep their dtype, half precision is widened."""
-    points = jnp.asarray(array)
+    # What overflows float32 is reported by _check_values, with its row.
+    with np.errstate(over="ignore"):
+        points = jnp.asarray(array)
     if not jnp.issubdtype(points.dtype, jnp.floating):
         return points.astype(jnp.result_type(float))
     return points.astype(jnp.float32) if points.dtype.itemsize < 4 else points
@@ -267,10 +288,9 @@ def _summary(points: Array, weight: Array | None) -> tuple[Array, ...]:
 
 def _check_values(array: Any, points: Array, weight: Array | None) -> None:
     """Raise on bad weights, on bad points of positive weight, and on squares out of range."""
-    # Inside somebody's jit, concrete points are still to be looked at now, not staged.
-    with jax.ensure_compile_time_eval():
-        summary = [value.item() for value in _summary(points, weight)]
-    bad, row, spread, lightest, heaviest, finite_weight = summary
+    bad, row, spread, lightest, heaviest, finite_weight = (
+        value.item() for value in _summary(points, weight)
+    )
     if not finite_weight:
         raise ValueError("sample_weight holds NaN or infinity; use 0 to leave a point out")
     if lightest < 0:

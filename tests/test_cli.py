@@ -1,0 +1,39 @@
+"""The command line, as a person runs it."""
+
+import subprocess
+import sys
+
+import jaxcmle as jc
+
+PRECISIONS = ("float32",)
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "jaxcmle", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_demo_prints_a_certified_clustering():
+    result = run("demo")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "150 points, 4 features" in result.stdout
+    assert "50 setosa" in result.stdout
+    assert "CONVERGED" in result.stdout
+    assert "cost         387.756 nats" in result.stdout
+    assert "gap          1.54" in result.stdout
+    assert run("demo").stdout == result.stdout
+
+
+def test_bad_arguments_are_one_line():
+    result = run("demo", "--clusters", "200")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "from 1 to the number of points, 150" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert run("demo", "--starts", "0").returncode == 2
+    assert run("nothing").returncode == 2
+
+
+def test_version():
+    assert run("--version").stdout.strip() == f"jaxcmle {jc.__version__}"

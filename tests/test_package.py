@@ -1,0 +1,86 @@
+"""The package as such: what importing does, and that imports go one way."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxcmle as jc
+
+PRECISIONS = ("float32",)
+ROOT = Path(jc.__file__).parent
+# From the foundations up; a module imports only from those before it.
+ORDER = (
+    "jaxcmle.numerics",
+    "jaxcmle.problem.types",
+    "jaxcmle.problem.inputs",
+    "jaxcmle.problem.objective",
+    "jaxcmle.problem.score",
+    "jaxcmle.problem.instance",
+    "jaxcmle.problem.bounds",
+    "jaxcmle.refine.cem",
+    "jaxcmle.candidates.seeding",
+    "jaxcmle",
+    "jaxcmle.apps.datasets",
+    "jaxcmle.apps.cli",
+    "jaxcmle.__main__",
+)
+PACKAGES = ("jaxcmle", "jaxcmle.problem", "jaxcmle.refine", "jaxcmle.candidates", "jaxcmle.apps")
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = ("jaxcmle", *path.relative_to(ROOT).with_suffix("").parts)
+        yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imports(path):
+    """Yield the names of the jaxcmle modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("jaxcmle"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxcmle"):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in ORDER else node.module
+
+
+def test_every_module_has_its_place():
+    assert {name for name, _ in modules()} == set(ORDER) | set(PACKAGES)
+
+
+@pytest.mark.parametrize(("name", "path"), [pair for pair in modules() if pair[0] in ORDER])
+def test_imports_go_one_way(name, path):
+    allowed = ORDER[: ORDER.index(name)]
+    assert [module for module in imports(path) if module not in allowed] == []
+
+
+def test_public_names_exist_and_have_an_example():
+    for name in jc.__all__:
+        value = getattr(jc, name)
+        assert value.__doc__, name
+        if inspect.isfunction(value):
+            assert ">>>" in value.__doc__, name
+
+
+def test_importing_touches_no_device_and_no_setting():
+    code = """
+import jax
+before = dict(jax.config.values)
+import jaxcmle, sys
+assert dict(jax.config.values) == before
+from jax._src import xla_bridge
+assert not xla_bridge._backends, "a backend was started"
+assert "optax" not in sys.modules and "sklearn" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+def test_problems_are_values():
+    assert jc.CMLE() == jc.CMLE()
+    assert hash(jc.WKM(beta=2.0)) == hash(jc.WKM(beta=2.0))
+    assert jc.WKM(beta=2.0) != jc.WKM(beta=3.0)
+    assert jc.UCMLE() != jc.CMLE()

@@ -1,0 +1,168 @@
+"""jit = eager, vmap = loop, nothing retraced for a value, and programs for other platforms."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from support import PROBLEMS, as_mixture, random_mixture, stack
+
+import jaxcmle as jc
+from jaxcmle.candidates import seeding
+from jaxcmle.problem import bounds, instance, objective, score
+from jaxcmle.refine import cem as cem_module
+
+N, D, K = 30, 2, 3
+
+
+def data(seed, precision):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(N, D)).astype(precision)
+    x[: N // 2] += 6
+    mixture, _ = as_mixture(random_mixture(rng, K, D), precision)
+    mixture = jax.tree.map(jnp.asarray, mixture)
+    return jnp.asarray(x), mixture, jnp.asarray(rng.integers(0, K, N), jnp.int32)
+
+
+FUNCTIONS = {
+    "point_costs": lambda x, mixture, labels: jc.point_costs(x, mixture),
+    "cost": lambda x, mixture, labels: jc.cost(x, mixture),
+    "assign": lambda x, mixture, labels: jc.assign(x, mixture),
+    "estimate": lambda x, mixture, labels: jc.estimate(x, labels, K),
+    "partition_cost": lambda x, mixture, labels: jc.partition_cost(x, labels, K),
+    "score": lambda x, mixture, labels: jc.score(x, stack([mixture, mixture])),
+    "cem": lambda x, mixture, labels: jc.cem(x, mixture),
+    "seed": lambda x, mixture, labels: jc.seed(jax.random.key(0), x, K),
+    "lower_bound": lambda x, mixture, labels: jc.lower_bound(x, K),
+    "upper_bound": lambda x, mixture, labels: jc.upper_bound(x, K),
+    "y_range": lambda x, mixture, labels: jc.y_range(x, 3),
+}
+
+
+def assert_same(actual, expected, precision):
+    loose = 1e-4 if precision == np.float32 else 1e-9
+    for value, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=loose, atol=loose)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_jit_and_vmap_equal_eager(name, precision):
+    function = FUNCTIONS[name]
+    several = [data(seed, precision) for seed in range(4)]
+    eager = [function(*arguments) for arguments in several]
+    assert_same(jax.jit(function)(*several[0]), eager[0], precision)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *several)
+    batched = jax.vmap(function)(*stacked)
+    for i, single in enumerate(eager):
+        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], batched), single, precision)
+
+
+def test_vmap_over_beta(precision):
+    x, mixture, _ = data(0, precision)
+    betas = jnp.asarray([0.2, 1.0, 3.0], precision)
+    costs = jax.vmap(lambda beta: jc.cost(x, mixture, problem=jc.WKM(beta=beta)))(betas)
+    for beta, cost in zip(betas, costs, strict=True):
+        single = jc.cost(x, mixture, problem=jc.WKM(beta=float(beta)))
+        np.testing.assert_allclose(cost, single, rtol=1e-5)
+
+
+def retraced(function, name, monkeypatch, module, calls, **static):
+    """Run the calls with a program that may be traced once only."""
+    limited = jax.jit(chex.assert_max_traces(function.__wrapped__, n=1), **static)
+    monkeypatch.setattr(module, name, limited)
+    for call in calls:
+        jax.block_until_ready(call())
+
+
+def test_values_do_not_retrace(precision, monkeypatch):
+    x, mixture, labels = data(0, precision)
+    other, second, _ = data(1, precision)
+    starts = stack([mixture, second])
+    chex.clear_trace_counter()
+    retraced(
+        cem_module._cem_stack,
+        "_cem_stack",
+        monkeypatch,
+        cem_module,
+        [
+            lambda: jc.cem_restarts(x, starts, problem=jc.WKM(beta=1.0), min_variance=0.1),
+            lambda: jc.cem_restarts(
+                other, starts, problem=jc.WKM(beta=2.5), min_variance=0.4, max_iter=7, min_size=5
+            ),
+        ],
+    )
+    retraced(
+        bounds._lower_bound,
+        "_lower_bound",
+        monkeypatch,
+        bounds,
+        [
+            lambda: jc.lower_bound(x, 2, balance=5.0),
+            lambda: jc.lower_bound(other, 3, balance=7.5, min_variance=0.1),
+            lambda: jc.lower_bound(other, 3, min_size=4),
+        ],
+        static_argnames="byte_budget",
+    )
+    retraced(
+        score._score,
+        "_score",
+        monkeypatch,
+        score,
+        [
+            lambda: jc.score(x, starts, problem=jc.WKM(beta=1.0)),
+            lambda: jc.score(other, starts, problem=jc.WKM(beta=2.0)),
+        ],
+    )
+    retraced(
+        objective._estimate,
+        "_estimate",
+        monkeypatch,
+        objective,
+        [
+            lambda: jc.estimate(x, labels, K, min_variance=0.1),
+            lambda: jc.estimate(other, labels, K, min_variance=0.7),
+        ],
+        static_argnames="k",
+    )
+    retraced(
+        instance._variance_floor,
+        "_variance_floor",
+        monkeypatch,
+        instance,
+        [lambda: jc.variance_floor(x, 2), lambda: jc.variance_floor(other, 5)],
+        static_argnames="byte_budget",
+    )
+    chex.clear_trace_counter()
+
+
+def shapes(*trees):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trees)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu", "rocm"])
+def test_hot_functions_lower_for_accelerators(platform, precision):
+    """From this CPU: the programs contain nothing that another platform cannot run."""
+    rng = np.random.default_rng(0)
+    n, d, k, m = 20_000, 8, 20, 4
+    x = np.zeros((n, d), precision)
+    starts = stack([as_mixture(random_mixture(rng, k, d), precision)[0] for _ in range(m)])
+    weight = np.ones(n, precision)
+    limits = cem_module._Limits(300, 2, None)
+    size = np.asarray(2, precision)
+    for problem in (PROBLEMS["cmle"], PROBLEMS["wkm"]):
+        programs = (
+            (lambda *a: cem_module._cem_stack(*a, problem, limits), (x, weight, starts)),
+            (lambda *a: score._score(*a, problem), (x, weight, starts)),
+            (
+                lambda x, size: bounds._lower_bound(x, None, k, size, problem, 0.0, 2**28),
+                (x, size),
+            ),
+            (
+                lambda x: seeding._seed(jax.random.key(0), x, None, k, "kmeans++", 3),
+                (x,),
+            ),
+        )
+        for function, arguments in programs:
+            exported = export.export(jax.jit(function), platforms=[platform])(*shapes(*arguments))
+            assert exported.platforms == (platform,)
