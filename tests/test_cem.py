@@ -1,5 +1,7 @@
 """CEM against the oracle, its status codes, and restarts."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,7 +69,7 @@ def test_the_cost_never_rises(name, precision):
     start = jc.seed(jax.random.key(0), x, 4, method="random")
     costs = [float(jc.cem(x, start, problem=PROBLEMS[name], max_iter=i).cost) for i in range(30)]
     slack = tolerance(precision) * abs(costs[-1])
-    assert all(after <= before + slack for before, after in zip(costs, costs[1:], strict=False))
+    assert all(after <= before + slack for before, after in pairwise(costs))
     assert costs[-1] < costs[0]
 
 

@@ -125,7 +125,7 @@ def test_bad_n_clusters(bad, error, message):
 
 def test_more_clusters_than_distinct_points():
     x = np.repeat(X[:2], 50, axis=0)
-    with pytest.raises(ValueError, match="2 distinct points .* 3 clusters"):
+    with pytest.raises(ValueError, match=r"2 distinct points .* 3 clusters"):
         jc.seed(KEY, x, 3)
     mixture = jc.Mixture(weights=np.ones(3) / 3, means=np.zeros((3, 2)), variances=np.ones(3))
     with pytest.raises(ValueError, match="2 distinct points"):

@@ -88,7 +88,7 @@ def test_the_core_identity(name, precision):
         x = rng.normal(size=(n, d)) * 3
         labels = np.concatenate([np.arange(k), np.arange(k), rng.integers(0, k, n - 2 * k)])
         mixture = jc.estimate(x, labels, k, problem=PROBLEMS[name])
-        weights, means, variances = parameters(mixture)
+        _, means, variances = parameters(mixture)
         sizes = np.bincount(labels, minlength=k) / n
         other = random_mixture(rng, k, d)
         changed, _ = as_mixture((other[0], means + other[1] * 0.1, variances * other[2]), precision)

@@ -141,28 +141,22 @@ def shapes(*trees):
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "rocm"])
-def test_hot_functions_lower_for_accelerators(platform, precision):
+@pytest.mark.parametrize("name", ["cmle", "wkm"])
+def test_hot_functions_lower_for_accelerators(name, platform, precision):
     """From this CPU: the programs contain nothing that another platform cannot run."""
     rng = np.random.default_rng(0)
     n, d, k, m = 20_000, 8, 20, 4
-    x = np.zeros((n, d), precision)
+    problem = PROBLEMS[name]
+    x, weight = np.zeros((n, d), precision), np.ones(n, precision)
     starts = stack([as_mixture(random_mixture(rng, k, d), precision)[0] for _ in range(m)])
-    weight = np.ones(n, precision)
     limits = cem_module._Limits(300, 2, None)
-    size = np.asarray(2, precision)
-    for problem in (PROBLEMS["cmle"], PROBLEMS["wkm"]):
-        programs = (
-            (lambda *a: cem_module._cem_stack(*a, problem, limits), (x, weight, starts)),
-            (lambda *a: score._score(*a, problem), (x, weight, starts)),
-            (
-                lambda x, size: bounds._lower_bound(x, None, k, size, problem, 0.0, 2**28),
-                (x, size),
-            ),
-            (
-                lambda x: seeding._seed(jax.random.key(0), x, None, k, "kmeans++", 3),
-                (x,),
-            ),
-        )
-        for function, arguments in programs:
-            exported = export.export(jax.jit(function), platforms=[platform])(*shapes(*arguments))
-            assert exported.platforms == (platform,)
+    key, size = jax.random.key(0), np.asarray(2, precision)
+    programs = (
+        (lambda *given: cem_module._cem_stack(*given, problem, limits), (x, weight, starts)),
+        (lambda *given: score._score(*given, problem), (x, weight, starts)),
+        (lambda x: bounds._lower_bound(x, None, k, size, problem, 0.0, 2**28), (x,)),
+        (lambda x: seeding._seed(key, x, None, k, "kmeans++", 3), (x,)),
+    )
+    for function, arguments in programs:
+        exported = export.export(jax.jit(function), platforms=[platform])(*shapes(*arguments))
+        assert exported.platforms == (platform,)

@@ -1,0 +1,179 @@
+"""Time per iteration of our CEM beside scikit-learn's KMeans and spherical GaussianMixture.
+
+All three start from the same means on the same float32 points. The time of an iteration is the
+slope between two iteration counts, so that set-up, compilation and seeding do not count; runs are
+interleaved, and each ratio is the median over the rounds. An iteration of ours estimates weights
+and variances as well, which KMeans does not have.
+
+Run: `python -m benchmarks.cem` (add `--json FILE` to keep the numbers).
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcmle as jc
+
+SHAPES = ((100_000, 2, 3), (100_000, 16, 8), (100_000, 64, 32), (1_000_000, 2, 8))
+AIMS = {"KMeans": {2: 2.5, 16: 1.0, 64: 1.0}, "GaussianMixture": {2: 25.0, 16: 25.0}}
+SHORT, LONG = 4, 12
+
+
+def data(n: int, d: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return overlapping clusters, and rough means, so that all methods need many iterations."""
+    rng = np.random.default_rng(0)
+    centres = 3 * rng.normal(size=(k, d)) / np.sqrt(d)
+    labels = rng.integers(0, k, size=n)
+    x = centres[labels] + rng.normal(size=(n, d))
+    start = centres + rng.normal(size=(k, d)) / np.sqrt(d)
+    return x.astype(np.float32), start.astype(np.float32)
+
+
+def ours(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
+    k = len(means)
+    points, centres = jnp.asarray(x), jnp.asarray(means)
+    start = jc.Mixture(weights=jnp.full(k, 1 / k), means=centres, variances=jnp.ones(k))
+
+    def run(iterations: int) -> int:
+        solution = jax.block_until_ready(jc.cem(points, start, max_iter=iterations))
+        return int(solution.n_iter)
+
+    return run
+
+
+def kmeans(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
+    from sklearn.cluster import KMeans
+
+    def run(iterations: int) -> int:
+        model = KMeans(len(means), init=means, n_init=1, max_iter=iterations, tol=0)
+        return int(model.fit(x).n_iter_)
+
+    return run
+
+
+def gaussian_mixture(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
+    from sklearn.mixture import GaussianMixture
+
+    k = len(means)
+
+    def run(iterations: int) -> int:
+        model = GaussianMixture(
+            k,
+            covariance_type="spherical",
+            means_init=means,
+            weights_init=np.full(k, 1 / k),
+            precisions_init=np.ones(k),
+            max_iter=iterations,
+            tol=0,
+        )
+        return int(model.fit(x).n_iter_)
+
+    return run
+
+
+def timed(run: Callable[[int], int], iterations: int) -> tuple[float, int]:
+    begin = time.perf_counter()
+    done = run(iterations)
+    return time.perf_counter() - begin, done
+
+
+def slope(run: Callable[[int], int]) -> float:
+    """Return seconds per iteration, from a short and a long run."""
+    short_time, short_done = timed(run, SHORT)
+    long_time, long_done = timed(run, LONG)
+    if long_done <= short_done:
+        raise RuntimeError("converged too early to measure an iteration: use harder data")
+    return (long_time - short_time) / (long_done - short_done)
+
+
+def measure(n: int, d: int, k: int, rounds: int) -> dict[str, Any]:
+    x, means = data(n, d, k)
+    methods = {
+        "jaxcmle": ours(x, means),
+        "KMeans": kmeans(x, means),
+        "GaussianMixture": gaussian_mixture(x, means),
+    }
+    for run in methods.values():
+        run(SHORT)
+        run(LONG)
+    slopes: dict[str, list[float]] = {name: [] for name in methods}
+    for _ in range(rounds):
+        for name, run in methods.items():
+            # Threads of the method before may still be spinning.
+            time.sleep(0.2)
+            slopes[name].append(slope(run))
+    # A slope is a small difference of two times: the median over rounds is what can be trusted.
+    seconds = {name: statistics.median(values) for name, values in slopes.items()}
+    spread = {name: (max(values) - min(values)) / seconds[name] for name, values in slopes.items()}
+    ratios = {name: seconds[name] / seconds["jaxcmle"] for name in methods if name != "jaxcmle"}
+    return {
+        "n": n,
+        "d": d,
+        "k": k,
+        "milliseconds": {name: 1e3 * value for name, value in seconds.items()},
+        "spread": spread,
+        "ratios": ratios,
+    }
+
+
+def provenance() -> dict[str, Any]:
+    import sklearn
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    return {
+        "jaxcmle": jc.__version__,
+        "jax": jax.__version__,
+        "scikit-learn": sklearn.__version__,
+        "numpy": np.__version__,
+        "device": str(jax.devices()[0]),
+        "processor": platform.machine(),
+        "dtype": "float32",
+        "commit": git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(git("status", "--porcelain")),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*did not converge.*")
+
+    print("time per iteration, and how many times ours fits into it")
+    print(f"{'n':>9} {'d':>3} {'k':>3} {'ours':>10} {'KMeans':>20} {'GaussianMixture':>22}")
+    results = []
+    for n, d, k in SHAPES:
+        result = measure(n, d, k, options.rounds)
+        results.append(result)
+        cells = []
+        for name in ("KMeans", "GaussianMixture"):
+            ratio = result["ratios"][name]
+            aim = AIMS[name].get(d)
+            mark = "" if aim is None else f" (aim {aim:g})"
+            cells.append(f"{ratio:.2f}x{mark}")
+        own = f"{result['milliseconds']['jaxcmle']:.2f} ms"
+        print(f"{n:>9} {d:>3} {k:>3} {own:>10} {cells[0]:>20} {cells[1]:>22}", flush=True)
+    source = provenance()
+    print(", ".join(f"{name} {value}" for name, value in source.items()))
+    if options.json:
+        text = json.dumps({"provenance": source, "results": results}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The README is true: its examples run and print what it says, its commands are what CI runs."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+PRECISIONS = ("float32",)
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks():
+    """Return the fenced blocks as (language, text)."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_examples_print_what_is_shown():
+    """Run one after the other, as a reader would; each is followed by its output."""
+    namespace = {}
+    found = blocks()
+    examples = [i for i, (language, _) in enumerate(found) if language == "python"]
+    assert len(examples) >= 3
+    for i in examples:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(found[i][1], f"README block {i}", "exec"), namespace)
+        language, expected = found[i + 1]
+        assert language == "text"
+        assert output.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("marker", "ending"),
+    [("main command", "-m jaxcmle demo"), ("test command", "-m pytest -q")],
+)
+def test_the_two_commands_set_everything_up(marker, ending):
+    command = re.search(rf"<!-- {marker} -->\n```bash\n(.*)\n```", README).group(1)
+    assert command.startswith("python3 -m venv .venv && .venv/bin/python -m pip install")
+    assert command.endswith(ending)
+    assert marker != "test command" or marker in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_every_public_function_is_mentioned():
+    import jaxcmle as jc
+
+    for name in jc.__all__:
+        if name[0].islower():
+            assert f"{name}(" in README, name
