@@ -38,6 +38,7 @@ __all__ = [
     "point_tiles",
     "prepare",
     "quick_moments",
+    "silence",
     "smallest",
     "squared_distances",
     "tile_bytes",
@@ -89,15 +90,22 @@ def prepare(x: Array, sample_weight: Array | None) -> Points:
     A feature is shifted only where all its values have one sign and lie within a factor of two of
     each other: then `value - shift` has no rounding error (Sterbenz), so a large offset disappears
     and no bit of the data is lost. Elsewhere the offset is no larger than the spread, and stays.
-    Rows of weight 0 may hold anything, even NaN.
+    Rows of weight 0 may hold anything, even NaN. One bad weight (only possible under tracing) makes
+    all weights NaN, and so shows in whatever is computed from them.
     """
     weight = jnp.ones(x.shape[0], x.dtype) if sample_weight is None else sample_weight
+    weight = jnp.where((weight >= 0).all(), weight, jnp.nan)
     present = (weight > 0)[:, None]
     low = jnp.min(jnp.where(present, x, jnp.inf), axis=0)
     high = jnp.max(jnp.where(present, x, -jnp.inf), axis=0)
-    same_binade = ((low > 0) & (high <= 2 * low)) | ((high < 0) & (low >= 2 * high))
-    shift = jnp.where(same_binade, low + (high - low) / 2, 0).astype(x.dtype)
+    near = ((low > 0) & (high <= 2 * low)) | ((high < 0) & (low >= 2 * high))
+    shift = jnp.where(near & (low <= high), low + (high - low) / 2, 0).astype(x.dtype)
     return Points(jnp.where(present, x - shift, 0), weight, shift)
+
+
+def silence(weight: Array, values: Array) -> Array:
+    """Return the values, 0 where the weight is 0, NaN where it is NaN."""
+    return jnp.where(weight == 0, 0, jnp.where(jnp.isnan(weight), jnp.nan, values))
 
 
 def centred(points: Points) -> tuple[Array, Array]:

@@ -157,6 +157,24 @@ def test_a_certificate_on_a_solution(precision):
     assert math.isfinite(jc.with_certificate(x, solution, min_size=2).guarantee.gap)
 
 
+def test_gradients_of_the_bound(precision):
+    if precision == np.float32:
+        pytest.skip("finite differences need float64")
+    x = np.random.default_rng(3).normal(size=(12, 2))
+    direction = np.random.default_rng(4).normal(size=(12, 2))
+    weights = np.random.default_rng(5).uniform(0.5, 2, size=12)
+    for options in ({}, {"sample_weight": weights}):
+
+        def bound(x, options=options):
+            return jc.lower_bound(x, 2, min_size=3, **options)
+
+        step = 1e-6
+        slope = (bound(x + step * direction) - bound(x - step * direction)) / (2 * step)
+        gradient = jax.grad(bound)(x)
+        assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-5)
+    assert np.isnan(jax.jit(lambda x: jc.lower_bound(x, 2))(np.where(x > 1, np.nan, x)))
+
+
 def test_certificate_under_jit(precision):
     x = np.random.default_rng(0).normal(size=(12, 2)).astype(precision)
     solution = jc.cem(x, jc.seed(jax.random.key(0), x, 2))

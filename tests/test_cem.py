@@ -1,5 +1,6 @@
 """CEM against the oracle, its status codes, and restarts."""
 
+import dataclasses
 from itertools import pairwise
 
 import jax
@@ -178,10 +179,48 @@ def test_bad_values_under_jit_have_a_status(precision):
         solution = run(bad, start)
         assert int(solution.status) == jc.Status.NONFINITE
         assert all(np.isfinite(part).all() for part in parameters(solution.mixture))
-        broken = jc.Mixture(
-            weights=start.weights, means=start.means.at[0, 0].set(value), variances=start.variances
-        )
-        assert int(run(x, broken).status) != jc.Status.CONVERGED
+        for broken in (
+            dataclasses.replace(start, means=start.means.at[0, 0].set(value)),
+            dataclasses.replace(start, variances=start.variances.at[1].set(value)),
+            dataclasses.replace(start, variances=start.variances.at[1].set(-1.0)),
+            dataclasses.replace(start, weights=start.weights.at[1].set(np.nan)),
+        ):
+            solution = run(x, broken)
+            assert int(solution.status) == jc.Status.NONFINITE
+        weights = np.ones(20, precision)
+        for weight in (np.nan, -1.0):
+            weights[4] = weight
+            solution = jax.jit(lambda a: jc.cem(x, start, sample_weight=a))(weights)
+            assert int(solution.status) == jc.Status.NONFINITE
+            assert np.isnan(jax.jit(lambda a: jc.cost(x, start, sample_weight=a))(weights))
+            assert all(np.isfinite(part).all() for part in parameters(solution.mixture))
+    nothing = jax.jit(lambda a: jc.cem(x, start, sample_weight=a))(np.zeros(20, precision))
+    assert int(nothing.status) == jc.Status.NONFINITE or np.isfinite(nothing.cost)
+    assert all(np.isfinite(part).all() for part in parameters(nothing.mixture))
+
+
+def test_what_converges_is_what_is_returned(precision):
+    """At an offset where means round visibly, the answer is a fixed point all the same."""
+    rng = np.random.default_rng(1)
+    for offset in (1e3, 1e5):
+        x = np.concatenate([rng.normal(0, 0.5, (150, 1)), rng.normal(3, 1, (150, 1))]) + offset
+        x = x.astype(precision)
+        solution = jc.cem(x, jc.seed(jax.random.key(0), x, 4), min_variance=1e-3)
+        assert int(solution.status) == jc.Status.CONVERGED
+        again = jc.estimate(x, solution.labels, 4, min_variance=1e-3)
+        for value, wanted in zip(parameters(solution.mixture), parameters(again), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5)
+        assert int(jc.cem(x, solution.mixture, min_variance=1e-3).n_iter) <= 1
+
+
+def test_what_a_problem_fixes_is_fixed_on_the_way_out(precision):
+    x = np.arange(6.0)[:, None]
+    start, _ = as_mixture(([0.9, 0.1], [[1.0], [4.0]], [3.0, 5.0]), precision)
+    for limit in (0, 300):
+        fixed = jc.cem(x, start, problem=jc.WKM(beta=2.0), max_iter=limit)
+        np.testing.assert_allclose(fixed.mixture.variances, 0.25)
+        uniform = jc.cem(x, start, problem=jc.UCMLE(), max_iter=limit)
+        np.testing.assert_allclose(uniform.mixture.weights, 0.5)
 
 
 def test_padding_changes_nothing(precision):

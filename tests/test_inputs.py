@@ -64,6 +64,7 @@ BAD_POINTS = [
     ([[0.0, 1.0], [2.0]], ValueError, "not a rectangular array"),
     (np.ma.masked_array(X, X > 5), TypeError, "masked"),
     (None, TypeError, "real numbers"),
+    (X.astype("timedelta64[s]"), TypeError, "real numbers"),
 ]
 
 
@@ -81,7 +82,8 @@ def test_points_of_any_kind_are_taken(name):
     if name == "seed":  # a key draws other points in another dtype
         assert CALLS[name](half).means.dtype == np.float32
         half = X
-    for x in (X.tolist(), jnp.asarray(X), X.astype(int), half, np.asfortranarray(X)):
+    kinds = (int, np.longdouble, ">f8", ">i4")
+    for x in (X.tolist(), jnp.asarray(X), half, np.asfortranarray(X), *map(X.astype, kinds)):
         other = CALLS[name](x)
         for value, wanted in zip(jax.tree.leaves(other), jax.tree.leaves(plain), strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-5)
@@ -198,10 +200,47 @@ def test_bad_problems(bad):
             call()
 
 
-@pytest.mark.parametrize("beta", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("beta", [0.0, -1.0, np.nan, np.inf, "a", None, [1.0, 2.0]])
 def test_bad_beta(beta):
-    with pytest.raises(ValueError, match="positive, finite beta"):
+    with pytest.raises((TypeError, ValueError), match="WKM's beta"):
         jc.cost(X, MIXTURE, problem=jc.WKM(beta=beta))
+
+
+def test_large_integers_do_not_wrap():
+    x = np.array([[1_700_000_000_000], [1_700_000_002_000]])
+    np.testing.assert_allclose(jc.estimate(x, [0, 0], 1).means, [[1.700000001e12]], rtol=1e-6)
+    weights = np.array([5_000_000_000, 1_000_000_000])
+    mixture = jc.estimate([[0.0], [1.0]], [0, 1], 2, sample_weight=weights, min_variance=1.0)
+    np.testing.assert_allclose(mixture.weights, [5 / 6, 1 / 6], rtol=1e-6)
+    far = jc.Mixture(weights=[1], means=[[2**33, 0]], variances=[1])
+    assert float(jc.cost([[0.0, 0.0]], far)) > 1e18
+    assert int(jc.cem(X, MIXTURE, max_iter=2**40, min_size=0).status) == jc.Status.CONVERGED
+    assert np.isfinite(jc.cost(X, MIXTURE, problem=jc.WKM(beta=10**10)))
+
+
+def test_scalars_of_any_dtype_are_taken():
+    x = X.astype(np.float32)
+    for kind in (float, np.float32, np.float64, np.array, jnp.asarray):
+        solution = jc.cem(x, MIXTURE, min_variance=kind(0.1), problem=jc.CMLE())
+        assert solution.cost.dtype == np.float32
+        solution = jc.cem(x, MIXTURE, problem=jc.WKM(beta=kind(2.0)))
+        assert solution.mixture.variances.dtype == np.float32
+        assert jc.estimate(x, LABELS, 2, min_variance=kind(0.1)).variances.dtype == np.float32
+
+
+def test_weights_out_of_range():
+    for weight in (2e38, 1e-39):
+        with pytest.raises(ValueError, match="multiply all weights by a constant"):
+            jc.estimate(X.astype(np.float32), LABELS, 2, sample_weight=np.full(4, weight))
+
+
+def test_other_wrong_things():
+    with pytest.raises(TypeError, match=r"jaxcmle\.Solution"):
+        jc.with_certificate(X, MIXTURE)
+    with pytest.raises(ValueError, match="g must be positive"):
+        jc.is_balanced(X, LABELS, 2, f=2, g=-1)
+    with pytest.raises(TypeError, match="Python int"):
+        jc.lower_bound(X, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +250,8 @@ def test_bad_beta(beta):
         ("min_variance", np.nan, ValueError),
         ("max_iter", -5, ValueError),
         ("max_iter", "many", TypeError),
+        ("max_iter", "3", TypeError),
+        ("min_size", [1, 2], TypeError),
     ],
 )
 def test_bad_limits(option, value, error):

@@ -66,11 +66,25 @@ def test_rescale(precision):
         assert jc.y_range(scaled, 5).low == pytest.approx(1, abs=1e-4)
 
 
+def test_rescaled_instances_are_well_defined_in_spite_of_rounding(precision):
+    for seed in range(20):
+        for offset in (0, 100):
+            x = np.random.default_rng(seed).normal(size=(20, 1)) + offset
+            x = x.astype(precision)
+            assert jc.check_instance(jc.rescale(x, scale="paper")[0]).well_defined
+            floor = jc.variance_floor(jc.rescale(x)[0], 2)
+            assert floor >= 1 / (2 * math.pi)
+
+
 def test_rescale_refuses_duplicates():
     x = np.array([[0.0], [0.0], [1.0], [2.0], [5.0]])
     for scale in ("paper", "tight"):
         with pytest.raises(ValueError, match="coincide; remove duplicates"):
             jc.rescale(x, scale=scale)
+        with pytest.raises(ValueError, match="the points weigh only 1"):
+            jc.rescale([[5.0]], scale=scale)
+    with pytest.raises(ValueError, match="the points weigh only 5"):
+        jc.variance_floor(x, 6)
     _, factor = jc.rescale(x, scale="tight", balance=5 / 3)
     assert math.isfinite(factor)
     with pytest.raises(ValueError, match='"tight" or "paper"'):

@@ -153,3 +153,9 @@ def test_gradients_of_the_cost(precision):
     np.testing.assert_allclose(
         gradient.weights, -np.bincount(labels, minlength=4) / values[0], rtol=1e-5
     )
+    silent, _ = as_mixture((np.array([0.0, 0.3, 0.3, 0.4]), values[1], values[2]), precision)
+    gradient = jax.grad(lambda mixture: jc.cost(x, mixture))(silent)
+    assert all(np.isfinite(value).all() for value in jax.tree.leaves(gradient))
+    labels = np.arange(40) % 3
+    slopes = jax.grad(lambda a: jc.partition_cost(x, labels, 4, sample_weight=a))(jnp.ones(40))
+    assert np.isfinite(slopes).all()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import jaxcmle as jc
@@ -84,3 +85,14 @@ def test_problems_are_values():
     assert hash(jc.WKM(beta=2.0)) == hash(jc.WKM(beta=2.0))
     assert jc.WKM(beta=2.0) != jc.WKM(beta=3.0)
     assert jc.UCMLE() != jc.CMLE()
+
+
+def test_problems_have_structures_of_their_own():
+    """Else jit may run the program of one problem for another."""
+    problems = (jc.CMLE(), jc.UCMLE(), jc.WKM(beta=1.0))
+    assert len({str(jax.tree.structure(problem)) for problem in problems}) == 3
+    for one in problems:
+        assert jax.tree.map(lambda leaf: leaf, one) == one
+        for other in problems:
+            same = jax.tree.structure(one) == jax.tree.structure(other)
+            assert same == (one is other)

@@ -58,13 +58,13 @@ def seed(
     """
     if method not in get_args(SeedMethod):
         raise ValueError(f"method must be one of {get_args(SeedMethod)}, got {method!r}")
-    if not isinstance(subset_size, int) or subset_size < 1:
-        raise ValueError(f"subset_size must be a positive int, got {subset_size!r}")
+    if inputs.to_count(subset_size, "subset_size") < 1:
+        raise ValueError(f"subset_size must be 1 or more, got {subset_size!r}")
     key = inputs.to_key(key)
     points, weight = inputs.to_points(x, sample_weight)
     k = inputs.to_n_clusters(n_clusters, points.shape[0])
     inputs.check_enough_points(points, weight, k)
-    return _seed(key, points, weight, k, method, subset_size)
+    return _seed(key, points, weight, k, method, int(subset_size))
 
 
 @partial(jax.jit, static_argnames=("k", "method", "subset_size"))

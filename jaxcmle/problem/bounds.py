@@ -19,7 +19,9 @@ from jaxcmle.problem.instance import (
     check_pairs_affordable,
     first_sums,
     over_pairs,
+    smallest_size,
     sorted_rows,
+    unless_nan,
 )
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Problem, Solution
 
@@ -166,9 +168,10 @@ def lower_bound(
         >>> print(round(float(jc.partition_cost(x, [0, 0, 1, 1], 2)), 3))
         8.448
     """
-    arguments = _bound_inputs(x, n_clusters, balance, min_size, problem, sample_weight)
-    inputs.to_limit(min_variance, "min_variance")
-    points, weight, size, problem = arguments
+    points, weight, size, problem = _bound_inputs(
+        x, n_clusters, balance, min_size, problem, sample_weight
+    )
+    min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "lower_bound")
     bound = _lower_bound(points, weight, n_clusters, size, problem, min_variance, byte_budget)
     return inputs.to_python(bound)
@@ -213,9 +216,11 @@ def with_certificate(
         >>> print(f"{jc.with_certificate(x, solution, min_size=2).guarantee.gap:.3f}")
         0.000
     """
+    if not isinstance(solution, Solution):
+        raise TypeError(f"expected a jaxcmle.Solution, got {type(solution).__name__}")
     k = solution.mixture.weights.shape[-1]
     points, weight, size, problem = _bound_inputs(x, k, balance, min_size, problem, sample_weight)
-    inputs.to_limit(min_variance, "min_variance")
+    min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "with_certificate")
     labels = inputs.to_labels(solution.labels, points.shape[0], k)
     bound = _lower_bound(points, weight, k, size, problem, min_variance, byte_budget)
@@ -226,41 +231,22 @@ def with_certificate(
 
 def _bound_inputs(
     x: Any, n_clusters: Any, balance: Any, min_size: Any, problem: Problem, sample_weight: Any
-) -> tuple[Array, Array | None, Array, Problem]:
+) -> tuple[Array, Array | None, ArrayLike, Problem]:
     """Return the checked points, weights, smallest cluster weight and problem."""
     problem = inputs.to_problem(problem)
     points, weight = inputs.to_points(x, sample_weight)
+    if not isinstance(n_clusters, Array):
+        inputs.to_n_clusters(n_clusters, points.shape[0])
     if balance is not None and min_size is not None:
         raise ValueError("give balance or min_size, not both: min_size is N / balance")
-    inputs.to_limit(n_clusters, "n_clusters", positive=True)
     if min_size is not None:
-        inputs.to_limit(min_size, "min_size", positive=True)
+        size = inputs.to_limit(min_size, "min_size", positive=True)
     else:
         balance = 2 * n_clusters if balance is None else balance
-        inputs.to_limit(balance, "balance", positive=True)
-    total, size = _smallest_size(points, weight, balance, min_size)
+        size = smallest_size(points, weight, inputs.to_limit(balance, "balance", positive=True))
+    total = len(points) if weight is None else weight.sum()
     inputs.check_partition_exists(n_clusters, size, total)
-    return points, weight, size, problem
-
-
-@jax.jit
-def _smallest_size(
-    x: Array, weight: Array | None, balance: ArrayLike | None, min_size: ArrayLike | None
-) -> tuple[Array, Array]:
-    """Return the total weight, and the smallest weight of a cluster."""
-    total = jnp.asarray(x.shape[0], x.dtype)
-    if weight is not None:
-        total = numerics.blocked_sum(weight)
-    if min_size is not None:
-        return total, jnp.asarray(min_size, x.dtype)
-    assert balance is not None
-    share = total / balance
-    # Whole weights stand for repeated points, and can only add up to whole sizes. The slack keeps
-    # a quotient that is whole but for rounding from being rounded up.
-    whole = jnp.maximum(2, jnp.ceil(share * (1 - 4 * jnp.finfo(x.dtype).eps)))
-    if weight is None:
-        return total, whole
-    return total, jnp.where((weight == jnp.round(weight)).all(), whole, share)
+    return points, weight, jnp.asarray(size, points.dtype), problem
 
 
 @partial(jax.jit, static_argnames="k")
@@ -298,7 +284,9 @@ def _lower_bound(
         sums = jnp.cumsum(jnp.where(spread > 0, spread * ordered, 0), axis=1)
         inside = (size >= min_size) & (size <= max_size)
         # Between two points that fill up, the term rises and then falls: the ends are enough.
-        best = jnp.where(inside, term(sums, size), jnp.inf).min(axis=1)
+        # Outside, a sum of 0 would have a gradient of NaN.
+        terms = term(jnp.where(inside, sums, 1), jnp.where(inside, size, 1))
+        best = jnp.where(inside, terms, jnp.inf).min(axis=1)
         for end in (min_size, max_size):
             best = jnp.minimum(best, term(first_sums(ordered, spread, end), end))
         return best
@@ -312,7 +300,7 @@ def _lower_bound(
     size_of_terms = numerics.blocked_sum(jnp.where(present, points.weight * jnp.abs(terms), 0))
     scale = total * d / 2 * roundings + size_of_terms * (8 + math.ceil(math.log2(n + 1)))
     margin = jnp.where(jnp.isfinite(scale), jnp.finfo(x.dtype).eps * scale, 0)
-    return jnp.where(max_size >= min_size * (1 - 1e-5), bound - margin, jnp.inf)
+    return unless_nan(points, jnp.where(max_size >= min_size * (1 - 1e-5), bound - margin, jnp.inf))
 
 
 def _bound_term(
@@ -323,7 +311,7 @@ def _bound_term(
     if isinstance(problem, WKM):
         return jnp.asarray(problem.beta, sums.dtype) * sums / (2 * size) + entropy
     variance = sums / (2 * d * size)
-    floored = jnp.maximum(variance, min_variance)
+    floored = jnp.maximum(variance, jnp.asarray(min_variance, variance.dtype))
     # Under the floor the cost is linear in the variance: concave all the same.
     ratio = jnp.where(floored > 0, variance / jnp.where(floored > 0, floored, 1), 1)
     spread = d / 2 * (jnp.log(2 * math.pi * floored) + ratio)

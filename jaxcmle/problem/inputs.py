@@ -19,6 +19,7 @@ from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem
 __all__ = [
     "check_enough_points",
     "check_partition_exists",
+    "to_count",
     "to_key",
     "to_labels",
     "to_limit",
@@ -125,7 +126,7 @@ def check_enough_points(points: Array, weight: Array | None, n_clusters: int) ->
 
 
 def check_partition_exists(n_clusters: Any, min_size: Any, total: Any) -> None:
-    """Raise where the clusters together would weigh more than there is."""
+    """Raise where the clusters together would weigh more than all points do."""
     if _is_traced(n_clusters, min_size, total):
         return
     k, size, available = float(n_clusters), float(min_size), float(total)
@@ -144,7 +145,7 @@ def to_mixture(mixture: Any, d: int, dtype: Any, problem: Problem, *, stack: boo
             f"{type(mixture).__name__}"
         )
     weights, means, variances = (
-        jnp.asarray(_numeric(value, f"mixture.{name}")).astype(dtype)
+        _cast(_numeric(value, f"mixture.{name}"), dtype)
         for name, value in (
             ("weights", mixture.weights),
             ("means", mixture.means),
@@ -197,24 +198,36 @@ def to_problem(problem: Any) -> Problem:
             f"{problem!r}"
         )
     if isinstance(problem, WKM) and not _is_traced(problem.beta):
-        beta = float(np.asarray(problem.beta))
-        if not (math.isfinite(beta) and beta > 0):
-            raise ValueError(f"WKM needs a positive, finite beta = 1 / (2 variance), got {beta}")
+        beta = to_limit(problem.beta, "WKM's beta = 1 / (2 variance)", positive=True)
+        if math.isinf(beta):
+            raise ValueError("WKM's beta = 1 / (2 variance) must be finite")
+        return WKM(beta=beta)
     return problem
 
 
 def to_limit(value: Any, name: str, *, positive: bool = False) -> Any:
-    """Return a scalar limit unchanged, after checking that it is a number and not negative."""
+    """Return a limit as a Python float, checked to be a number and not negative.
+
+    A Python float takes the dtype it meets, and one limit traced stands for all values of it.
+    """
     if _is_traced(value):
         return value
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} must be a number, got {value!r}") from error
     if math.isnan(number) or number < 0 or (positive and number == 0):
         bound = "positive" if positive else "0 or more"
         raise ValueError(f"{name} must be {bound}, got {value!r}")
-    return value
+    return number
+
+
+def to_count(value: Any, name: str) -> Any:
+    """Return a limit on a count as a Python int that fits in 32 bits; infinity is as good."""
+    number = to_limit(value, name)
+    return number if _is_traced(number) else int(min(number, 2**31 - 1))
 
 
 def to_python(tree: Any) -> Any:
@@ -240,24 +253,37 @@ def _numeric(value: Any, name: str) -> Any:
             value = np.asarray(value)
         except ValueError as error:
             raise ValueError(f"{name} is not a rectangular array: {error}") from error
-    if not (jnp.issubdtype(value.dtype, jnp.number) or value.dtype == bool) or jnp.issubdtype(
-        value.dtype, jnp.complexfloating
-    ):
+    dtype = value.dtype
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if dtype.kind in "mM" or not any(jnp.issubdtype(dtype, kind) for kind in kinds):
         raise TypeError(
-            f"{name} must hold real numbers, got dtype {value.dtype}; select the numeric columns, "
+            f"{name} must hold real numbers, got dtype {dtype}; select the numeric columns, "
             f"or convert with numpy.asarray({name}, dtype=float)"
         )
+    if isinstance(value, np.ndarray):
+        # What JAX does not take: extended precision, and the other byte order.
+        value = value.astype(np.float64 if dtype.itemsize > 8 else dtype.newbyteorder("="))
     return value
+
+
+def _cast(array: Any, dtype: Any) -> Array:
+    """Return a JAX array of a float dtype.
+
+    NumPy casts its own arrays: JAX would first wrap integers that do not fit in 32 bits. What
+    overflows float32 becomes infinite here, and is reported with its row by `_check_values`.
+    """
+    if isinstance(array, np.ndarray):
+        with np.errstate(over="ignore"):
+            array = array.astype(dtype)
+    return jnp.asarray(array).astype(dtype)
 
 
 def _to_float(array: Any) -> Array:
     """Return a float32 or float64 array: floats keep their dtype, half precision is widened."""
-    # What overflows float32 is reported by _check_values, with its row.
-    with np.errstate(over="ignore"):
-        points = jnp.asarray(array)
-    if not jnp.issubdtype(points.dtype, jnp.floating):
-        return points.astype(jnp.result_type(float))
-    return points.astype(jnp.float32) if points.dtype.itemsize < 4 else points
+    dtype = jnp.result_type(float)
+    if jnp.issubdtype(array.dtype, jnp.floating) and array.dtype != dtype:
+        dtype = jnp.dtype(jnp.float32)
+    return _cast(array, dtype)
 
 
 def _to_weight(sample_weight: Any, points: Array) -> Array | None:
@@ -270,7 +296,7 @@ def _to_weight(sample_weight: Any, points: Array) -> Array | None:
             f"sample_weight must have one weight per point, shape {points.shape[:1]}, got "
             f"{array.shape}"
         )
-    return jnp.asarray(array).astype(points.dtype)
+    return _cast(array, points.dtype)
 
 
 @jax.jit
@@ -291,6 +317,7 @@ def _check_values(array: Any, points: Array, weight: Array | None) -> None:
     bad, row, spread, lightest, heaviest, finite_weight = (
         value.item() for value in _summary(points, weight)
     )
+    n, d = points.shape
     if not finite_weight:
         raise ValueError("sample_weight holds NaN or infinity; use 0 to leave a point out")
     if lightest < 0:
@@ -312,11 +339,19 @@ def _check_values(array: Any, points: Array, weight: Array | None) -> None:
             "or impute them, or give them sample_weight 0"
         )
     limits = jnp.finfo(points.dtype)
-    largest = math.sqrt(float(limits.max) / points.shape[1]) / 16
+    largest = math.sqrt(float(limits.max) / d) / 16
     smallest = math.sqrt(float(limits.tiny)) * 16
     if spread > largest or 0 < spread < smallest:
         raise ValueError(
             f"squared distances in x leave the range of {points.dtype}: its features spread over "
             f"{spread:.3g}, which must lie from {smallest:.1g} to {largest:.1g}; rescale x"
             + (f", or {wider}" if points.dtype == jnp.float32 else "")
+        )
+    scale = max(1.0, d * spread**2)
+    if heaviest * n * scale > float(limits.max) / 16 or heaviest * min(1.0, spread or 1.0) ** 2 < (
+        float(limits.tiny) * 256
+    ):
+        raise ValueError(
+            f"sample_weight up to {heaviest:.3g}, times squared distances, leaves the range of "
+            f"{points.dtype}: multiply all weights by a constant (costs are in proportion to it)"
         )

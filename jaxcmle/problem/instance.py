@@ -27,10 +27,11 @@ __all__ = [
     "check_pairs_affordable",
     "first_sums",
     "is_balanced",
-    "min_cluster_size",
     "over_pairs",
     "rescale",
+    "smallest_size",
     "sorted_rows",
+    "unless_nan",
     "variance_floor",
     "y_range",
 ]
@@ -122,23 +123,45 @@ def rescale(
         (True, 1.128)
     """
     points, _ = inputs.to_points(x)
+    check_pairs_affordable(points, max_points, "rescale")
+    n = points.shape[0]
     if scale == "paper":
-        check_pairs_affordable(points, max_points, "rescale")
-        # A hair more than asked for, so that rounding does not leave the closest pair short.
-        hair = 1 + 4 * float(jnp.finfo(points.dtype).eps)
-        factor = _report(points, byte_budget).scale * hair
-        reason = "two points coincide; remove duplicates"
+        size: ArrayLike = 2.0
+        wanted, reason = 4 * points.shape[1] / math.pi, "two points coincide"
     elif scale == "tight":
-        size = 2 if balance is None else min_cluster_size(points.shape[0], balance)
-        floor = variance_floor(points, size, max_points=max_points, byte_budget=byte_budget)
-        factor = jnp.sqrt(1 / (2 * math.pi * jnp.asarray(floor, points.dtype)))
-        reason = f"{size} points coincide; remove duplicates, or lower balance"
+        size = 2.0
+        if balance is not None:
+            limit = inputs.to_limit(balance, "balance", positive=True)
+            size = smallest_size(points, None, limit)
+        wanted, reason = 1 / (2 * math.pi), "as many points as a cluster must hold coincide"
     else:
         raise ValueError(f'scale must be "tight" or "paper", got {scale!r}')
-    factor = inputs.to_python(factor)
-    if isinstance(factor, float) and math.isinf(factor):
-        raise ValueError(f"no factor makes this instance well-defined: {reason}")
-    return points * factor, factor
+    inputs.check_partition_exists(1, size, n)
+
+    def found(points: Array) -> Any:
+        if scale == "paper":
+            return inputs.to_python(_report(points, byte_budget).min_distance_sq)
+        return inputs.to_python(_variance_floor(points, None, size, byte_budget))
+
+    # A hair more than asked for; then, as the product rounds, as often as that takes.
+    hair = 1 + 4 * float(jnp.finfo(points.dtype).eps)
+    value = found(points)
+    if isinstance(value, Array):
+        factor = hair * jnp.sqrt(wanted / value)
+        return points * factor, factor
+    if value <= 0:
+        raise ValueError(
+            f"no factor makes this instance well-defined: {reason}; remove duplicates"
+            + (", or lower balance" if scale == "tight" else "")
+        )
+    product = 1.0
+    for _ in range(20):
+        product *= hair * math.sqrt(wanted / value)
+        scaled = points * product
+        value = found(scaled)
+        if value >= wanted:
+            break
+    return scaled, product
 
 
 def is_balanced(
@@ -174,15 +197,25 @@ def is_balanced(
     points, weight = inputs.to_points(x, sample_weight)
     k = inputs.to_n_clusters(n_clusters, points.shape[0])
     labels = inputs.to_labels(labels, points.shape[0], k)
-    inputs.to_limit(f, "f", positive=True)
+    f = inputs.to_limit(f, "f", positive=True)
+    g = None if g is None else inputs.to_limit(g, "g", positive=True)
     return inputs.to_python(_is_balanced(points, weight, labels, k, f, g))
 
 
-def min_cluster_size(n: int, balance: float) -> int:
-    """Return the smallest size of a cluster in an f-balanced partition: `max(2, ceil(n / f))`."""
-    inputs.to_limit(balance, "balance", positive=True)
-    # Without the slack, 300 points over f = 3 * 1.1 / 1.1 could round up to 101.
-    return max(2, math.ceil(n / float(balance) * (1 - 1e-12)))
+@jax.jit
+def smallest_size(x: Array, weight: Array | None, balance: ArrayLike) -> Array:
+    """Return the smallest weight of a cluster in an f-balanced partition.
+
+    That is `max(2, ceil(N / f))` for points of whole weights, which stand for repeated points and
+    only add up to whole sizes, and `N / f` otherwise.
+    """
+    total = jnp.asarray(x.shape[0], x.dtype) if weight is None else numerics.blocked_sum(weight)
+    share = total / balance
+    # The slack keeps a quotient that is whole but for rounding from being rounded up.
+    whole = jnp.maximum(2, jnp.ceil(share * (1 - 4 * jnp.finfo(x.dtype).eps)))
+    if weight is None:
+        return whole
+    return jnp.where((weight == jnp.round(weight)).all(), whole, share)
 
 
 def variance_floor(
@@ -213,8 +246,7 @@ def variance_floor(
         >>> float(jc.variance_floor([[0.0], [2.0], [10.0]], 2))
         1.0
     """
-    points, weight = inputs.to_points(x, sample_weight)
-    inputs.to_limit(min_size, "min_size", positive=True)
+    points, weight, min_size = _size_inputs(x, sample_weight, min_size)
     check_pairs_affordable(points, max_points, "variance_floor")
     return inputs.to_python(_variance_floor(points, weight, min_size, byte_budget))
 
@@ -249,13 +281,21 @@ def y_range(
         >>> round(float(low), 3), round(float(high), 3)
         (2.838, 6.057)
     """
-    points, weight = inputs.to_points(x, sample_weight)
-    inputs.to_limit(min_size, "min_size", positive=True)
+    points, weight, min_size = _size_inputs(x, sample_weight, min_size)
     check_pairs_affordable(points, max_points, "y_range")
     floor = _variance_floor(points, weight, min_size, byte_budget)
     ceiling = _variance_ceiling(points, weight, min_size, byte_budget)
     offset = math.log(2 * math.pi * math.e)
     return inputs.to_python(YRange(offset + jnp.log(floor), offset + jnp.log(ceiling)))
+
+
+def _size_inputs(
+    x: Any, sample_weight: Any, min_size: ArrayLike
+) -> tuple[Array, Array | None, ArrayLike]:
+    points, weight = inputs.to_points(x, sample_weight)
+    min_size = inputs.to_limit(min_size, "min_size", positive=True)
+    inputs.check_partition_exists(1, min_size, len(points) if weight is None else weight.sum())
+    return points, weight, min_size
 
 
 def check_pairs_affordable(points: Array, max_points: int, name: str) -> None:
@@ -279,7 +319,7 @@ def over_pairs(
     """
     n = points.x.shape[0]
     bytes_per_row = points.x.dtype.itemsize * n * arrays
-    rows = max(1, min(n, byte_budget // bytes_per_row, -(-(2**22) // n)))
+    rows = max(1, min(n, int(byte_budget) // bytes_per_row, -(-(2**22) // n)))
     tiles = -(-n // rows)
     index = jnp.minimum(jnp.arange(tiles * rows), n - 1).reshape(tiles, rows)
     columns = points.x.T
@@ -293,19 +333,36 @@ def over_pairs(
 
 
 def sorted_rows(distances: Array, weight: Array | None) -> tuple[Array, Array]:
-    """Sort each row of `[r, n]`; return the distances and the weights of the points they lead to.
+    """Sort each row of `[r, n]`; return the distances, and the weights of the points behind."""
+    if weight is None:
+        return _sort_rows(distances), jnp.ones_like(distances)
+    position = lax.broadcasted_iota(jnp.int32, distances.shape, 1)
+    _, order = lax.sort((_bits(distances), position), dimension=1, num_keys=1, is_stable=False)
+    return jnp.take_along_axis(distances, order, axis=1), weight[order]
 
-    Sorts the bits of the distances as integers, which order the same (none is negative) and are
-    four times as fast on the CPU.
+
+def _bits(distances: Array) -> Array:
+    """Return integers that order as the distances do, none of which is negative.
+
+    Integers sort four times as fast as floats on the CPU.
     """
     integer = jnp.int32 if distances.dtype == jnp.float32 else jnp.int64
-    bits = lax.bitcast_convert_type(distances, integer)
-    if weight is None:
-        bits = lax.sort(bits, dimension=1, is_stable=False)
-        return lax.bitcast_convert_type(bits, distances.dtype), jnp.ones_like(distances)
-    spread = jnp.broadcast_to(weight, distances.shape)
-    bits, spread = lax.sort((bits, spread), dimension=1, num_keys=1, is_stable=False)
-    return lax.bitcast_convert_type(bits, distances.dtype), spread
+    return lax.bitcast_convert_type(distances, integer)
+
+
+@jax.custom_jvp
+def _sort_rows(distances: Array) -> Array:
+    bits = lax.sort(_bits(distances), dimension=1, is_stable=False)
+    return lax.bitcast_convert_type(bits, distances.dtype)
+
+
+@_sort_rows.defjvp
+def _sort_rows_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """The way through the bits has no derivative: follow the order instead."""
+    (distances,), (tangent,) = primals, tangents
+    order = jnp.argsort(distances, axis=1)
+    sort = partial(jnp.take_along_axis, indices=order, axis=1)
+    return sort(distances), sort(tangent)
 
 
 def first_sums(values: Array, weight: Array, size: ArrayLike) -> Array:
@@ -328,7 +385,7 @@ def _report(x: Array, byte_budget: int) -> InstanceReport:
         return earlier.min(axis=1), (earlier == 0).any(axis=1)
 
     nearest, repeats = over_pairs(points, row, 2, byte_budget)
-    smallest = nearest.min()
+    smallest = unless_nan(points, nearest.min())
     required = jnp.asarray(4 * x.shape[1] / math.pi, x.dtype)
     return InstanceReport(
         well_defined=smallest >= required,
@@ -366,7 +423,8 @@ def _variance_floor(x: Array, weight: Array | None, size: ArrayLike, byte_budget
 
     spreads = over_pairs(points, row, 4 if weight is None else 8, byte_budget)
     spreads = jnp.where(points.weight > 0, spreads, jnp.inf)
-    return first_sums(*sorted_rows(spreads[None], weight), size)[0] / size
+    floor = first_sums(*sorted_rows(spreads[None], weight), size)[0] / size
+    return unless_nan(points, floor)
 
 
 @partial(jax.jit, static_argnames="byte_budget")
@@ -383,4 +441,11 @@ def _variance_ceiling(x: Array, weight: Array | None, size: ArrayLike, byte_budg
     square = jnp.where(points.weight > 0, (centred * centred).sum(axis=1), 0)
     order = jnp.argsort(-square)
     largest = first_sums(square[order][None], points.weight[order][None], size)[0]
-    return jnp.minimum(diameter / (2 * (d + 1)), largest / (d * size))
+    return unless_nan(points, jnp.minimum(diameter / (2 * (d + 1)), largest / (d * size)))
+
+
+def unless_nan(points: Points, value: Array) -> Array:
+    """Return the value, or NaN if a point or weight is not finite (possible only under tracing)."""
+    return jnp.where(
+        jnp.isfinite(points.x).all() & jnp.isfinite(points.weight).all(), value, jnp.nan
+    )

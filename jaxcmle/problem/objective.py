@@ -22,6 +22,7 @@ __all__ = [
     "cost",
     "estimate",
     "fill_empty",
+    "is_valid",
     "model_inputs",
     "moments_cost",
     "partition_cost",
@@ -140,7 +141,7 @@ def estimate(
     points, weight = inputs.to_points(x, sample_weight)
     k = inputs.to_n_clusters(n_clusters, points.shape[0])
     labels = inputs.to_labels(labels, points.shape[0], k)
-    inputs.to_limit(min_variance, "min_variance")
+    min_variance = inputs.to_limit(min_variance, "min_variance")
     return _estimate(points, weight, labels, k, problem, min_variance)
 
 
@@ -180,7 +181,7 @@ def partition_cost(
     points, weight = inputs.to_points(x, sample_weight)
     k = inputs.to_n_clusters(n_clusters, points.shape[0])
     labels = inputs.to_labels(labels, points.shape[0], k)
-    inputs.to_limit(min_variance, "min_variance")
+    min_variance = inputs.to_limit(min_variance, "min_variance")
     return _partition_cost(points, weight, labels, k, problem, min_variance)
 
 
@@ -198,6 +199,19 @@ def fill_empty(moments: Moments, whole: Moments) -> Moments:
     mean = jnp.where(empty[:, None], whole.mean, moments.mean)
     scatter = jnp.where(empty, whole.scatter / whole.size, moments.scatter)
     return Moments(moments.size, mean, scatter)
+
+
+def is_valid(mixture: Mixture, problem: Problem) -> Array:
+    """Tell whether a mixture, or each of a stack, holds no NaN and nothing out of range."""
+    means, slope, constant = problem.coefficients(mixture)
+    finite = jnp.isfinite(means).all(axis=(-2, -1))
+    # A weight of 0 costs infinity, which is fine; all of them would be.
+    return (
+        finite
+        & (jnp.isfinite(slope) & (slope > 0)).all(axis=-1)
+        & ~(jnp.isnan(constant) | (constant == -jnp.inf)).any(axis=-1)
+        & (constant < jnp.inf).any(axis=-1)
+    )
 
 
 def shift_means(mixture: Mixture, shift: Array) -> Mixture:
@@ -233,7 +247,8 @@ def _assign(x: Array, mixture: Mixture, problem: Problem) -> Array:
 @jax.jit
 def _cost(x: Array, weight: Array | None, mixture: Mixture, problem: Problem) -> Array:
     points = numerics.prepare(x, weight)
-    return weighted_total(points, _cheapest(points, mixture, problem)[0])
+    total = weighted_total(points, _cheapest(points, mixture, problem)[0])
+    return jnp.where(is_valid(mixture, problem), total, jnp.nan)
 
 
 def _cheapest(points: Points, mixture: Mixture, problem: Problem) -> tuple[Array, Array]:
@@ -243,7 +258,7 @@ def _cheapest(points: Points, mixture: Mixture, problem: Problem) -> tuple[Array
 
 def weighted_total(points: Points, costs: Array) -> Array:
     """Return the weighted sum of the points' costs; weight 0 silences any cost."""
-    return numerics.blocked_sum(jnp.where(points.weight > 0, points.weight * costs, 0))
+    return numerics.blocked_sum(numerics.silence(points.weight, points.weight * costs))
 
 
 @partial(jax.jit, static_argnames="k")
@@ -281,8 +296,10 @@ def _partition_cost(
 
 def moments_cost(moments: Moments, problem: Problem, min_variance: ArrayLike) -> Array:
     """Return `L_X(C)` from the weights, means and scatters of the clusters."""
-    size, _, scatter = moments
-    _, slope, constant = problem.coefficients(problem.mixture(moments, min_variance))
+    size, mean, scatter = moments
+    # Any scatter will do for an empty cluster, but 0 would have a gradient of NaN.
+    filled = Moments(size, mean, jnp.where(size == 0, 1, scatter))
+    _, slope, constant = problem.coefficients(problem.mixture(filled, min_variance))
     # Where a cluster has no spread, slope * scatter would be infinity times zero.
-    spread = jnp.where(scatter > 0, slope * scatter, 0)
-    return jnp.where(size > 0, size * constant + spread, 0).sum()
+    spread = jnp.where(scatter == 0, 0, slope * scatter)
+    return jnp.where(size == 0, 0, size * constant + spread).sum()

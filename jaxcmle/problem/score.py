@@ -9,14 +9,14 @@ from jax import Array, lax
 
 from jaxcmle import numerics
 from jaxcmle.numerics import Coefficients
-from jaxcmle.problem.objective import model_inputs, shift_means
+from jaxcmle.problem.objective import is_valid, model_inputs, shift_means
 from jaxcmle.problem.types import CMLE, Mixture, Problem
 
 __all__ = ["score"]
 
-# The error a matmul may cause, in roundings of the d/2 nats or so that a point costs: 1e-5 of them
-# in float32.
-ROUNDINGS = 84
+# The error a matmul may cause, in roundings of the d nats or so that a point costs: a few 1e-6 of
+# them in float32.
+ROUNDINGS = 32
 # Points per step, against a chunk of the mixtures.
 BLOCK = 4096
 
@@ -36,7 +36,7 @@ def score(
         sample_weight: `[n]`, default ones.
 
     Returns:
-        Costs `[m]`, in nats.
+        Costs `[m]`, in nats; infinity for a mixture with NaN in it (possible only under `jit`).
 
     Example:
         >>> import jaxcmle as jc
@@ -65,6 +65,7 @@ def _score(x: Array, weight: Array | None, mixtures: Mixture, problem: Problem) 
     chunk = -(-m // chunks)
     index = jnp.minimum(jnp.arange(chunks * chunk), m - 1).reshape(chunks, chunk)
 
+    valid = is_valid(mixtures, problem)
     mixtures = shift_means(mixtures, -points.shift)
     weights = _blocks(points.weight[:, None], width)[:, 0]
     columns = _blocks(points.x, width)
@@ -84,7 +85,7 @@ def _score(x: Array, weight: Array | None, mixtures: Mixture, problem: Problem) 
         costs = lax.map(
             lambda rows: directly(jax.tree.map(lambda leaf: leaf[rows], mixtures)), index
         )
-        return costs.reshape(-1)[:m]
+        return jnp.where(valid, costs.reshape(-1)[:m], jnp.inf)
 
     centred, centre = numerics.centred(points)
     features = _blocks(numerics.matmul_features(centred), width)
@@ -107,7 +108,7 @@ def _score(x: Array, weight: Array | None, mixtures: Mixture, problem: Problem) 
         safe = numerics.matmul_is_safe(largest_norm, slope, tolerance).all()
         return lax.cond(safe, by_matmul, directly, stack)
 
-    return lax.map(chunk_costs, index).reshape(-1)[:m]
+    return jnp.where(valid, lax.map(chunk_costs, index).reshape(-1)[:m], jnp.inf)
 
 
 def _blocks(rows: Array, width: int) -> Array:
@@ -123,7 +124,7 @@ def _total(block_costs: Callable[[Array], Array], blocks: Array, weights: Array)
 
     def add_block(carry: tuple[Array, Array], block: tuple[Array, Array]) -> Any:
         columns, weight = block
-        costs = jnp.where(weight > 0, block_costs(columns), 0)
+        costs = numerics.silence(weight, block_costs(columns))
         # Kahan's compensated sum, so that float32 does not drift over many blocks.
         total, lost = carry
         part = jnp.matmul(costs, weight, precision=numerics.PRECISION) - lost

@@ -3,7 +3,8 @@
 import dataclasses
 import enum
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxcmle.numerics import Coefficients, Moments
+
+T = TypeVar("T")
 
 __all__ = ["CMLE", "UCMLE", "WKM", "Guarantee", "Mixture", "Problem", "Solution", "Status"]
 
@@ -103,7 +106,26 @@ class Solution:
     consistent: ArrayLike = True
 
 
-@jax.tree_util.register_dataclass
+def _register_problem(problem_type: type[T]) -> type[T]:
+    """Register a problem as a pytree whose structure names its type.
+
+    Not `register_dataclass`: in jax 0.10 the structures of two dataclasses compare equal if they
+    have as many fields, whatever their types (the hashes differ). Now and then, as the hash table
+    has it, jit then runs the program of one problem for another.
+    """
+    names = tuple(field.name for field in dataclasses.fields(problem_type))  # type: ignore[arg-type]
+
+    def flatten(problem: T) -> tuple[tuple[Any, ...], str]:
+        return tuple(getattr(problem, name) for name in names), problem_type.__qualname__
+
+    def unflatten(_: str, values: Sequence[Any]) -> T:
+        return problem_type(*values)
+
+    jax.tree_util.register_pytree_node(problem_type, flatten, unflatten)
+    return problem_type
+
+
+@_register_problem
 @dataclasses.dataclass(frozen=True)
 class CMLE:
     """Weights, means and variances are all free.
@@ -114,7 +136,7 @@ class CMLE:
     def coefficients(self, mixture: Mixture) -> Coefficients:
         """Return the costs as functions of the squared distance."""
         slope, constant = _gaussian(mixture)
-        return Coefficients(mixture.means, slope, constant - jnp.log(mixture.weights))
+        return Coefficients(mixture.means, slope, constant - _log(mixture.weights))
 
     def mixture(self, moments: Moments, min_variance: ArrayLike) -> Mixture:
         """Return the best mixture for clusters with these moments."""
@@ -122,8 +144,12 @@ class CMLE:
         variances = _variances(moments, min_variance)
         return Mixture(weights=weights, means=moments.mean, variances=variances)
 
+    def constrained(self, mixture: Mixture) -> Mixture:
+        """Return the mixture with what this problem fixes put in its place: nothing."""
+        return mixture
 
-@jax.tree_util.register_dataclass
+
+@_register_problem
 @dataclasses.dataclass(frozen=True)
 class WKM:
     """Weighted k-means: every variance is fixed at `1 / (2 beta)`.
@@ -137,16 +163,22 @@ class WKM:
     def coefficients(self, mixture: Mixture) -> Coefficients:
         """Return the costs as functions of the squared distance."""
         slope = jnp.full_like(mixture.weights, self.beta)
-        return Coefficients(mixture.means, slope, -jnp.log(mixture.weights))
+        return Coefficients(mixture.means, slope, -_log(mixture.weights))
 
     def mixture(self, moments: Moments, min_variance: ArrayLike) -> Mixture:
         """Return the best mixture for clusters with these moments."""
         weights = moments.size / moments.size.sum()
-        variances = jnp.full_like(weights, 0.5) / self.beta
-        return Mixture(weights=weights, means=moments.mean, variances=variances)
+        return self.constrained(
+            Mixture(weights=weights, means=moments.mean, variances=jnp.ones_like(weights))
+        )
+
+    def constrained(self, mixture: Mixture) -> Mixture:
+        """Return the mixture with what this problem fixes put in its place."""
+        variances = 0.5 / jnp.full_like(mixture.variances, self.beta)
+        return dataclasses.replace(mixture, variances=variances)
 
 
-@jax.tree_util.register_dataclass
+@_register_problem
 @dataclasses.dataclass(frozen=True)
 class UCMLE:
     """Uniform weights: every weight is fixed at `1 / k`, and costs nothing.
@@ -161,12 +193,25 @@ class UCMLE:
 
     def mixture(self, moments: Moments, min_variance: ArrayLike) -> Mixture:
         """Return the best mixture for clusters with these moments."""
-        weights = jnp.full_like(moments.size, 1 / moments.size.shape[0])
         variances = _variances(moments, min_variance)
-        return Mixture(weights=weights, means=moments.mean, variances=variances)
+        return self.constrained(
+            Mixture(weights=moments.size, means=moments.mean, variances=variances)
+        )
+
+    def constrained(self, mixture: Mixture) -> Mixture:
+        """Return the mixture with what this problem fixes put in its place."""
+        weights = jnp.full_like(mixture.weights, 1 / mixture.weights.shape[-1])
+        return dataclasses.replace(mixture, weights=weights)
 
 
 Problem = CMLE | WKM | UCMLE
+
+
+def _log(weights: Array) -> Array:
+    """Return the logarithm, with minus infinity and a gradient of 0 at 0."""
+    positive = weights > 0
+    log = jnp.log(jnp.where(positive, weights, 1))
+    return jnp.where(positive, log, jnp.where(weights == 0, -jnp.inf, jnp.nan))
 
 
 def _gaussian(mixture: Mixture) -> tuple[Array, Array]:
@@ -177,4 +222,4 @@ def _gaussian(mixture: Mixture) -> tuple[Array, Array]:
 def _variances(moments: Moments, min_variance: ArrayLike) -> Array:
     size, mean, scatter = moments
     variances = scatter / (mean.shape[1] * jnp.where(size > 0, size, 1))
-    return jnp.maximum(variances, min_variance)
+    return jnp.maximum(variances, jnp.asarray(min_variance, variances.dtype))

@@ -20,6 +20,7 @@ from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import (
     assign_points,
     fill_empty,
+    is_valid,
     moments_cost,
     shift_means,
     weighted_total,
@@ -65,7 +66,8 @@ def cem(
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
         sample_weight: `[n]`, default ones.
         max_iter: the most iterations to do.
-        min_size: the weight every cluster must reach for the solution to be admissible.
+        min_size: the weight every cluster must reach for the solution to be admissible (with
+            weights that add up to 1, pass a share).
         min_variance: floor under every variance. Default: the square of the data's rounding error,
             which only keeps identical points from costing minus infinity.
 
@@ -205,11 +207,11 @@ def _inputs(x: Any, problem: Problem, sample_weight: Any) -> tuple[Problem, Arra
 
 
 def _limits(max_iter: Any, min_size: Any, min_variance: Any) -> _Limits:
-    inputs.to_limit(max_iter, "max_iter")
-    inputs.to_limit(min_size, "min_size")
-    if min_variance is not None:
-        inputs.to_limit(min_variance, "min_variance")
-    return _Limits(max_iter, min_size, min_variance)
+    return _Limits(
+        inputs.to_count(max_iter, "max_iter"),
+        inputs.to_limit(min_size, "min_size"),
+        None if min_variance is None else inputs.to_limit(min_variance, "min_variance"),
+    )
 
 
 @jax.jit
@@ -234,12 +236,16 @@ def _cem_stack(
     tiles = numerics.point_tiles(x - points.shift, k)
     itemsize = points.x.dtype.itemsize
     assign_bytes = itemsize * n * (1 if numerics.is_small(k, d) else k)
+    if n >= FAST_FROM and not numerics.is_small(k, d):
+        # One start at a time: a matmul for several rounds differently, and a start must not notice.
+        assign_bytes = numerics.tile_bytes()
     estimate_bytes = 16 * itemsize * n * (d + 2)
     if limits.min_variance is None:
         floor = default_min_variance(points)
     else:
         # Even a floor of 0 must not let identical points cost minus infinity.
-        floor = jnp.maximum(limits.min_variance, 4 * jnp.finfo(points.x.dtype).tiny)
+        floor = jnp.asarray(limits.min_variance, x.dtype)
+        floor = jnp.maximum(floor, 4 * jnp.finfo(x.dtype).tiny)
 
     first = FAST if n >= FAST_FROM else EXACT
     rows = numerics.moment_rows(points)
@@ -252,6 +258,9 @@ def _cem_stack(
     def exact_estimate(labels: Array) -> tuple[Mixture, Array, Array]:
         moments = numerics.cluster_moments(points, rows, labels, k)
         mixture = problem.mixture(fill_empty(moments, whole), floor)
+        # The means that the user will see, rounded in the user's units: what converges is what is
+        # returned.
+        mixture = shift_means(shift_means(mixture, points.shift), -points.shift)
         return mixture, jnp.zeros((), x.dtype), jnp.array(True)
 
     def fast_estimate(labels: Array) -> tuple[Mixture, Array, Array]:
@@ -282,6 +291,10 @@ def _cem_stack(
     def unfinished(carry: _Carry) -> Array:
         return (carry.phase != DONE).any()
 
+    # A start with NaN in it is not run, lest it come out as something that looks like an answer.
+    starts = problem.constrained(starts)
+    valid = is_valid(starts, problem)
+    runs = valid & (jnp.asarray(limits.max_iter) > 0)
     carry = _Carry(
         mixtures=shift_means(starts, -points.shift),
         labels=jnp.zeros((m, n), jnp.int32),
@@ -289,14 +302,13 @@ def _cem_stack(
         cost=jnp.full(m, jnp.inf, points.x.dtype),
         stalled=jnp.zeros(m, jnp.int32),
         n_iter=jnp.zeros(m, jnp.int32),
-        phase=jnp.full(m, jnp.where(jnp.asarray(limits.max_iter) > 0, first, DONE), jnp.int32),
+        phase=jnp.where(runs, first, DONE).astype(jnp.int32),
         status=jnp.full(m, Status.MAX_ITER, jnp.int32),
     )
     carry = lax.while_loop(unfinished, iterate, carry)
 
-    def finish(result: tuple[Mixture, Array, Array]) -> Solution:
-        mixture, n_iter, status = result
-        # The answer is judged as the user will see it: with means rounded to the user's units.
+    def finish(result: tuple[Mixture, Array, Array, Array]) -> Solution:
+        mixture, n_iter, status, valid = result
         mixture = shift_means(mixture, points.shift)
         costs, labels = assign_points(points, tiles, shift_means(mixture, -points.shift), problem)
         total = weighted_total(points, costs)
@@ -304,10 +316,10 @@ def _cem_stack(
         # Sums of fractional weights round: a size that is short by rounding alone is enough.
         enough = limits.min_size * (1 - 16 * jnp.finfo(points.x.dtype).eps)
         status = jnp.where(sizes.min() < enough, Status.INADMISSIBLE, status)
-        status = jnp.where(jnp.isfinite(total) & is_finite(mixture), status, Status.NONFINITE)
+        status = jnp.where(jnp.isfinite(total) & valid, status, Status.NONFINITE)
         return Solution(mixture=mixture, labels=labels, cost=total, status=status, n_iter=n_iter)
 
-    result = (carry.mixtures, carry.n_iter, carry.status)
+    result = (carry.mixtures, carry.n_iter, carry.status, valid)
     return numerics.map_stack(finish, result, assign_bytes)
 
 
