@@ -10,9 +10,18 @@ import jaxcmle as jc
 BETA = 0.7
 PROBLEMS = {"cmle": jc.CMLE(), "wkm": jc.WKM(beta=BETA), "ucmle": jc.UCMLE()}
 NAMES = tuple(PROBLEMS)
-# Points, features, clusters, kind of weights: one feature, one cluster, one point per cluster, and
-# more than are unrolled.
-SHAPES = ((12, 1, 3, "fraction"), (9, 2, 1, "none"), (4, 3, 4, "none"), (40, 30, 5, "whole"))
+# Problem, points, features, clusters, kind of weights: one feature, one cluster, one point per
+# cluster, and more than are unrolled. Every program takes a second to compile: not all with all.
+CASES = (
+    ("cmle", 12, 1, 3, "fraction"),
+    ("cmle", 9, 2, 1, "none"),
+    ("cmle", 4, 3, 4, "none"),
+    ("cmle", 40, 30, 5, "whole"),
+    ("wkm", 12, 1, 3, "whole"),
+    ("wkm", 40, 30, 5, "none"),
+    ("ucmle", 12, 2, 3, "fraction"),
+    ("ucmle", 4, 3, 4, "none"),
+)
 
 
 def random_mixture(rng, k, d, scale=3.0):

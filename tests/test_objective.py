@@ -7,9 +7,8 @@ import pytest
 import reference
 from support import (
     BETA,
-    NAMES,
+    CASES,
     PROBLEMS,
-    SHAPES,
     as_mixture,
     assert_cost,
     assert_labels,
@@ -22,11 +21,10 @@ from support import (
 import jaxcmle as jc
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", NAMES)
-def test_model_costs_and_labels_equal_the_oracle(name, shape, precision):
-    n, d, k, kind = shape
-    for seed in range(25):
+@pytest.mark.parametrize("case", CASES)
+def test_model_costs_and_labels_equal_the_oracle(case, precision):
+    name, n, d, k, kind = case
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         x = (rng.normal(size=(n, d)) * 4).astype(precision)
         mixture, values = as_mixture(random_mixture(rng, k, d), precision)
@@ -44,11 +42,10 @@ def test_model_costs_and_labels_equal_the_oracle(name, shape, precision):
         assert_cost(cost, reference.model_cost(x, *values, name, BETA, weights), n, d, precision)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", NAMES)
-def test_partition_costs_and_estimates_equal_the_oracle(name, shape, precision):
-    n, d, k, kind = shape
-    for seed in range(25):
+@pytest.mark.parametrize("case", CASES)
+def test_partition_costs_and_estimates_equal_the_oracle(case, precision):
+    name, n, d, k, kind = case
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         x = (rng.normal(size=(n, d)) * 4).astype(precision)
         labels = rng.integers(0, k, size=n)
