@@ -109,10 +109,12 @@ def measure(n: int, d: int, k: int, short: int, long: int, rounds: int) -> dict[
         (name, count): [] for name in methods for count in (short, long)
     }
     for _ in range(rounds):
-        for (name, count), values in times.items():
-            # Threads of the method before may still be spinning.
-            time.sleep(0.1)
-            values.append(timed(methods[name], count))
+        for name, run in methods.items():
+            # Threads of the method before may still be spinning: wait, and warm up again.
+            time.sleep(0.5)
+            run(short)
+            for count in (short, long):
+                times[name, count].append(timed(run, count))
 
     def slope(name: str, summary: Callable[[list[float]], float]) -> float:
         difference = summary(times[name, long]) - summary(times[name, short])
