@@ -286,7 +286,7 @@ def _cem_stack(
         labels, safe = choose(fast_assign, exact_assign, carry.mixtures, assign_bytes)
         mixtures, cost, precise = choose(fast_estimate, exact_estimate, labels, estimate_bytes)
         step = _Step(mixtures, labels, cost, safe & precise)
-        return _advance(carry, step, points.weight, limits.max_iter)
+        return _advance(carry, step, weight, limits.max_iter)
 
     def unfinished(carry: _Carry) -> Array:
         return (carry.phase != DONE).any()
@@ -342,7 +342,7 @@ def _fast_assign(points: Points, tiles: Array, k: int, problem: Problem) -> Any:
     return assign
 
 
-def _advance(carry: _Carry, step: _Step, weight: Array, max_iter: ArrayLike) -> _Carry:
+def _advance(carry: _Carry, step: _Step, weight: Array | None, max_iter: ArrayLike) -> _Carry:
     """Decide, for every start, what the step means: go on, leave the fast phase, or stop.
 
     Fast iterations go first; a start that is through with them waits until all are.
@@ -350,7 +350,10 @@ def _advance(carry: _Carry, step: _Step, weight: Array, max_iter: ArrayLike) -> 
     phase_now = jnp.where((carry.phase == FAST).any(), FAST, EXACT)
     active = carry.phase == phase_now
     fast = phase_now == FAST
-    changed = carry.unseen | ((step.labels != carry.labels) & (weight > 0)).any(axis=1)
+    different = step.labels != carry.labels
+    if weight is not None:
+        different &= weight > 0
+    changed = carry.unseen | different.any(axis=1)
     finite = jax.vmap(is_finite)(step.mixtures)
 
     # A fast step that is not trusted is not taken; one that gains nothing is the last.
