@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_the_two_commands_set_everything_up(marker, ending):
     assert command.startswith("python3 -m venv .venv && .venv/bin/python -m pip install")
     assert command.endswith(ending)
     assert marker != "test command" or marker in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_measured_ranges_are_those_of_the_committed_results():
+    runs = [
+        json.loads(path.read_text(encoding="utf-8"))["results"]
+        for path in sorted((ROOT / "benchmarks" / "results").glob("cem_*.json"))
+    ]
+    assert len(runs) == 3
+    for results in zip(*runs, strict=True):
+        first = results[0]
+        row = f"| {first['n']:,} × {first['d']}, {first['k']} |"
+        line = next(line for line in README.splitlines() if line.startswith(row))
+        for name in ("KMeans", "GaussianMixture"):
+            ratios = [round(result["ratios"][name], 2) for result in results]
+            assert f"{min(ratios):g} to {max(ratios):g}" in line
 
 
 def test_every_public_function_is_mentioned():
