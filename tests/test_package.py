@@ -20,6 +20,7 @@ ORDER = (
     "jaxcmle.problem.inputs",
     "jaxcmle.problem.objective",
     "jaxcmle.problem.score",
+    "jaxcmle.problem.pairs",
     "jaxcmle.problem.instance",
     "jaxcmle.problem.bounds",
     "jaxcmle.refine.cem",

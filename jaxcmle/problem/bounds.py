@@ -13,13 +13,13 @@ from jax.typing import ArrayLike
 from jaxcmle import numerics
 from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
-from jaxcmle.problem.instance import (
+from jaxcmle.problem.instance import smallest_size
+from jaxcmle.problem.pairs import (
     BYTE_BUDGET,
     MAX_POINTS,
     check_pairs_affordable,
     first_sums,
     over_pairs,
-    smallest_size,
     sorted_rows,
     unless_nan,
 )
