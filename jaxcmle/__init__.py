@@ -7,6 +7,7 @@ answer can be.
 Axis letters, everywhere: `n` points, `d` features, `k` clusters, `m` candidates, `b` instances.
 """
 
+from jaxcmle.candidates.plan import Plan, plan
 from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem.bounds import UpperBound, lower_bound, upper_bound, with_certificate
 from jaxcmle.problem.instance import (
@@ -31,6 +32,7 @@ from jaxcmle.problem.types import (
     Status,
 )
 from jaxcmle.refine.cem import cem, cem_restarts
+from jaxcmle.solve.approximate import TooManyCandidatesError, approximate
 
 __version__ = "0.1.0"
 
@@ -41,11 +43,14 @@ __all__ = [
     "Guarantee",
     "InstanceReport",
     "Mixture",
+    "Plan",
     "Problem",
     "Solution",
     "Status",
+    "TooManyCandidatesError",
     "UpperBound",
     "YRange",
+    "approximate",
     "assign",
     "cem",
     "cem_restarts",
@@ -55,6 +60,7 @@ __all__ = [
     "is_balanced",
     "lower_bound",
     "partition_cost",
+    "plan",
     "point_costs",
     "rescale",
     "score",

@@ -68,6 +68,8 @@ class Guarantee:
         eta: the solution costs at most `eta` nats per point more than the best balanced one, or
             None.
         delta: the probability that a probabilistic claim fails, or None.
+        scale: the scale on which the claim of `eps` holds, `"tight"` or `"paper"` as in `rescale`;
+            None where costs are taken as they are.
     """
 
     kind: Literal["certificate", "probabilistic", "deterministic", "none"] = dataclasses.field(
@@ -79,6 +81,9 @@ class Guarantee:
     eps: ArrayLike | None = None
     eta: ArrayLike | None = None
     delta: ArrayLike | None = None
+    scale: Literal["tight", "paper"] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
 
 @jax.tree_util.register_dataclass

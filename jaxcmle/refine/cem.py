@@ -27,7 +27,7 @@ from jaxcmle.problem.objective import (
 )
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution, Status
 
-__all__ = ["cem", "cem_restarts", "default_min_variance"]
+__all__ = ["cem", "cem_all", "cem_restarts", "default_min_variance"]
 
 # Fewer points than this are not worth a second program.
 FAST_FROM = 16384
@@ -156,14 +156,36 @@ def cem_restarts(
         >>> sorted(solution.mixture.means[:, 0].tolist())
         [1.0, 10.0, 21.0]
     """
+    solutions = cem_all(
+        x,
+        starts,
+        problem=problem,
+        sample_weight=sample_weight,
+        max_iter=max_iter,
+        min_size=min_size,
+        min_variance=min_variance,
+    )
+    best, costs = _best(solutions)
+    return (best, costs) if return_costs else best
+
+
+def cem_all(
+    x: Any,
+    starts: Mixture,
+    *,
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    max_iter: ArrayLike = 300,
+    min_size: ArrayLike = 2,
+    min_variance: ArrayLike | None = None,
+) -> Solution:
+    """Run `cem` from every start of a stack, together, and return the stack of solutions."""
     problem, points, weight = _inputs(x, problem, sample_weight)
     d, dtype = points.shape[1], points.dtype
     starts = inputs.to_mixture(starts, d, dtype, problem, stack=True)
     inputs.check_enough_points(points, weight, starts.weights.shape[1])
     limits = _limits(max_iter, min_size, min_variance)
-    solutions = _cem_stack(points, weight, starts, problem, limits)
-    best, costs = _best(solutions)
-    return (best, costs) if return_costs else best
+    return _cem_stack(points, weight, starts, problem, limits)
 
 
 def default_min_variance(points: Points) -> Array:

@@ -1,0 +1,710 @@
+"""How many candidates a guarantee takes, and how much memory and time, before anything runs."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+from jax import Array
+
+from jaxcmle import numerics
+from jaxcmle.candidates import grids, scoring
+from jaxcmle.candidates.grids import Allowance
+from jaxcmle.problem import inputs
+from jaxcmle.problem.instance import check_instance, smallest_size, y_range
+from jaxcmle.problem.pairs import MAX_POINTS, check_pairs_affordable
+from jaxcmle.problem.types import CMLE, UCMLE, WKM, Problem
+
+__all__ = [
+    "Algorithm",
+    "Instance",
+    "Plan",
+    "Scale",
+    "Target",
+    "make_plan",
+    "measure",
+    "plan",
+    "to_target",
+]
+
+Algorithm = Literal["sampling", "paper"]
+Scale = Literal["tight", "paper"]
+
+# The y range of data comes from float32: widened by this, so that its rounding cannot matter.
+RANGE_SLACK = 1e-4
+# Grids of weights with more exponents than this are not looked at.
+MAX_EXPONENTS = 48
+# The smallest y on either scale: variances of at least 1/(2 pi), and of at least 1/pi.
+SMALLEST_Y = {"tight": 1.0, "paper": 1 + math.log(2)}
+
+
+class Instance(NamedTuple):
+    """What the number of candidates depends on.
+
+    Attributes:
+        n: points of positive weight.
+        d: features.
+        n_clusters: k.
+        total: weight of all points.
+        min_size: the smallest weight of a cluster.
+        y_low: the smallest `y = ln(2 pi e variance)` of a cluster, on the scale.
+        y_high: the largest.
+        factor: multiply x by this to be on the scale.
+        scale: `"tight"`, `"paper"`, or None for WKM, whose costs are taken as they are.
+        spread_low: WKM only, the least that a partition costs per point beside its entropy.
+        spread_high: WKM only, the most that the best partition does.
+        weighted: whether the points have weights other than 1.
+    """
+
+    n: int
+    d: int
+    n_clusters: int
+    total: float
+    min_size: float
+    y_low: float
+    y_high: float
+    factor: float
+    scale: Scale | None
+    spread_low: float
+    spread_high: float
+    weighted: bool
+
+    @property
+    def balance(self) -> float:
+        """The balance that the smallest size amounts to."""
+        return self.total / self.min_size
+
+
+class Target(NamedTuple):
+    """What is to be claimed: a factor `1 + eps`, or `eta` nats per point; it fails with `delta`."""
+
+    eps: float | None
+    eta: float | None
+    delta: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a guarantee takes. `print` it, or take `to_dict()`.
+
+    Attributes:
+        algorithm: `"sampling"`, or `"paper"` for the counts of the paper's own constants.
+        problem: `"CMLE"`, `"WKM"` or `"UCMLE"`.
+        n: points.
+        d: features.
+        n_clusters: k.
+        eps: the factor that is claimed, less 1, or None.
+        eta: the nats per point that are claimed, or None.
+        delta: the probability that the claim fails; 0 for a deterministic one.
+        balance: f, as the smallest size has it.
+        min_size: the smallest weight of a cluster.
+        scale: the scale that eps holds on; None for WKM.
+        factor: multiply x by this to be on the scale.
+        y_min: the smallest `y = ln(2 pi e variance)` on the scale.
+        y_max: the largest.
+        m: points per mean.
+        e_m: the error allowed for the means, in variances.
+        beta: the probability that the means err more though the points were drawn right.
+        p: the probability that a repetition succeeds.
+        repetitions: how often means are drawn; for a deterministic claim, 1.
+        mean_tuples: how many tuples of means a repetition has.
+        variance_values: the grid of `ln(2 pi e variance)` on the scale.
+        variance_starts: where the range of y that each value has to serve starts.
+        grid_values: how many values the grid of variances has.
+        weight_exponents: the weights are powers of a ratio, with so many exponents; 1 if uniform.
+        weight_tuples: how many tuples of weights there are.
+        tuples: candidates in all.
+        log10_tuples: the same as a power of ten.
+        point_evaluations: candidates times points.
+        peak_bytes: memory that scoring takes beside the points.
+    """
+
+    algorithm: Algorithm
+    problem: str
+    n: int
+    d: int
+    n_clusters: int
+    eps: float | None
+    eta: float | None
+    delta: float
+    balance: float
+    min_size: float
+    scale: Scale | None
+    factor: float
+    y_min: float
+    y_max: float
+    m: int
+    e_m: float
+    beta: float
+    p: float
+    repetitions: int
+    mean_tuples: int
+    variance_values: tuple[float, ...]
+    variance_starts: tuple[float, ...]
+    grid_values: int
+    weight_exponents: int
+    weight_tuples: int
+    tuples: int
+    log10_tuples: float
+    point_evaluations: int
+    peak_bytes: int
+
+    @property
+    def seconds(self) -> float | None:
+        """About how long scoring takes on this device, from a short calibration; None if absurd.
+
+        The calibration runs the same program for a moment, once for each kind of plan. Pruning,
+        which depends on the data, is not counted on.
+        """
+        if self.algorithm == "paper" or self.log10_tuples > 30:
+            return None
+        if self.delta == 0:
+            rate = scoring.product_rate()
+        else:
+            rate = scoring.repetition_rate(self.n_clusters, self.grid_values, self.d)
+        return float(self.point_evaluations) / rate
+
+    @property
+    def claim(self) -> str:
+        """The guarantee in words."""
+        if self.eps is not None:
+            scale = "" if self.scale is None else f" on the {self.scale} scale"
+            what = f"cost at most {1 + self.eps:g} times the best balanced one{scale}"
+        else:
+            what = f"cost at most {self.eta:g} nats per point above the best balanced one"
+        if self.delta == 0:
+            return f"{what}, for certain"
+        return f"{what}, with probability {1 - self.delta:g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers for JSON. Counts that fit no float are None; see `log10_tuples`."""
+        values = dataclasses.asdict(self)
+        for name in ("tuples", "point_evaluations", "repetitions", "mean_tuples"):
+            count = values[name]
+            if abs(count) >= 2**53:
+                values[name] = float(count) if math.log10(count) < 300 else None
+        for name in ("p", "y_min", "y_max", "e_m"):
+            if not math.isfinite(values[name]):
+                values[name] = None
+        return values | {"seconds": self.seconds}
+
+    def __str__(self) -> str:
+        """Return the plan in a few lines."""
+        n, k = self.n, self.n_clusters
+        lines = [
+            f"plan: {self.algorithm}, {self.problem}, {n:,} points, {self.d} features, {k} "
+            f"clusters of at least {self.min_size:g}",
+            f"  claim       {self.claim}",
+        ]
+        if self.scale is not None:
+            lines.append(
+                f"  y range     {self.y_min:.3f} to {self.y_max:.3f}, y = ln(2 pi e variance), on "
+                f"the {self.scale} scale (x times {self.factor:.4g})"
+            )
+        if self.algorithm == "paper":
+            means = f"all {self.m}-subsets of {math.ceil(self.m * self.balance)} drawn points"
+        elif self.delta == 0:
+            means = f"all {self.m}-subsets of the points, error e_m = {self.e_m:.4g}"
+        else:
+            means = f"m = {self.m} points each, error e_m = {self.e_m:.4g}, beta = {self.beta:.4g}"
+        lines.append(f"  means       {means}")
+        if self.delta > 0:
+            lines.append(
+                f"  success     p = {self.p:.4g} for a repetition, {_count(self.repetitions)} "
+                "repetitions"
+            )
+        weights = "uniform" if self.weight_tuples == 1 else f"{_count(self.weight_tuples)} tuples"
+        values = "fixed" if self.problem == "WKM" else f"{self.grid_values} values a cluster"
+        lines.append(f"  grids       variances {values}, weights {weights}")
+        lines.append(
+            f"  candidates  {_count(self.tuples)} tuples, {_count(self.point_evaluations)} point "
+            "evaluations"
+        )
+        if self.algorithm != "paper":
+            lines.append(f"  memory      {self.peak_bytes / 2**20:.1f} MiB beside the points")
+            lines.append(f"  time        {_duration(self.seconds)} on {jax.default_backend()}")
+        return "\n".join(lines)
+
+
+def plan(
+    x: Any,
+    n_clusters: int,
+    *,
+    eps: float | None = None,
+    eta: float | None = None,
+    delta: float = 0.1,
+    balance: float | None = None,
+    algorithm: Algorithm = "sampling",
+    scale: Scale = "tight",
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    shape: tuple[int, int] | None = None,
+    variance_ratio: float = 1e4,
+    max_points: int = MAX_POINTS,
+) -> Plan:
+    """Tell what a guarantee takes: how many candidates, how much memory, about how much time.
+
+    Give `eps` for a cost within a factor of `1 + eps` of the best balanced one (on a scale: the
+    factor means nothing without one), or `eta` for a cost within `eta` nats per point, which no
+    scaling changes: the one to prefer.
+
+    Args:
+        x: points `[n, d]`, or None with `shape`.
+        n_clusters: k.
+        eps: the factor, less 1.
+        eta: nats per point.
+        delta: the probability with which the claim may fail; 0 for all subsets of the points.
+        balance: f; clusters weigh at least `N / f`. Default: `2 * n_clusters`.
+        algorithm: `"sampling"`; or `"paper"`, to count what the paper's own constants take.
+        scale: `"tight"` or `"paper"`, as in `rescale`.
+        problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
+        sample_weight: `[n]`, default ones.
+        shape: `(n, d)` of points that are not at hand.
+        variance_ratio: with `shape`, the ratio of the largest variance of a cluster to the
+            smallest.
+        max_points: refuse more points than this: looking at all pairs takes quadratic time.
+
+    Returns:
+        A `Plan`: readable when printed, JSON by `to_dict()`.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> plan = jc.plan(None, 3, eps=0.5, shape=(1200, 2), variance_ratio=1e4)
+        >>> plan.m, plan.grid_values, plan.repetitions, plan.tuples
+        (2, 3, 2344, 63288)
+    """
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"algorithm must be one of {get_args(Algorithm)}, got {algorithm!r}")
+    problem = inputs.to_problem(problem)
+    target = to_target(eps, eta, delta)
+    if x is None:
+        instance = _imagine(shape, n_clusters, balance, scale, problem, variance_ratio)
+    else:
+        if shape is not None:
+            raise ValueError("give x or shape, not both")
+        points, weight = inputs.to_points(x, sample_weight)
+        instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
+    return make_plan(instance, target, problem, algorithm)
+
+
+def to_target(eps: Any, eta: Any, delta: Any) -> Target:
+    """Return what is to be claimed, checked."""
+    if (eps is None) == (eta is None):
+        raise ValueError(
+            "give eta (nats per point above the best balanced solution, which no scaling changes) "
+            f"or eps (a factor of 1 + eps, on a scale), one of them, got eta={eta!r}, eps={eps!r}"
+        )
+    delta = inputs.to_limit(delta, "delta")
+    if delta >= 1:
+        raise ValueError(f"delta, the probability of failure, must be under 1, got {delta!r}")
+
+    def positive(value: Any, name: str) -> float | None:
+        if value is None:
+            return None
+        value = inputs.to_limit(value, name, positive=True)
+        if math.isinf(value):
+            raise ValueError(f"{name} must be finite")
+        return float(value)
+
+    return Target(positive(eps, "eps"), positive(eta, "eta"), float(delta))
+
+
+def measure(
+    points: Array,
+    weight: Array | None,
+    n_clusters: Any,
+    balance: Any,
+    scale: Scale,
+    problem: Problem,
+    max_points: int = MAX_POINTS,
+) -> Instance:
+    """Return the numbers of a data set."""
+    n, d = points.shape
+    k = inputs.to_n_clusters(n_clusters, n)
+    _check_scale(scale)
+    balance = 2 * k if balance is None else inputs.to_limit(balance, "balance", positive=True)
+    size = float(smallest_size(points, weight, balance))
+    total = float(n if weight is None else weight.sum())
+    inputs.check_partition_exists(k, size, total)
+    size = min(size, total / k)
+    check_pairs_affordable(points, max_points, "this guarantee")
+    bounds = y_range(points, size, sample_weight=weight, max_points=max_points)
+    low, high = float(bounds.low), float(bounds.high)
+    shared: dict[str, Any] = {"n": n, "d": d, "n_clusters": k, "total": total, "min_size": size}
+    weighted = weight is not None and not bool((weight == 1).all())
+    if isinstance(problem, WKM):
+        beta = float(problem.beta)  # type: ignore[arg-type]
+        whole = numerics.whole_moments(numerics.prepare(points, weight))
+        return Instance(
+            **shared,
+            y_low=low,
+            y_high=high,
+            factor=1.0,
+            scale=None,
+            spread_low=beta * d * math.exp(low - 1) / (2 * math.pi) * (1 - RANGE_SLACK),
+            spread_high=beta * float(whole.scatter[0]) / total * (1 + RANGE_SLACK),
+            weighted=weighted,
+        )
+    if scale == "paper":
+        report = check_instance(points, max_points=max_points)
+        closest, reason = report.min_distance_sq, "two points coincide"
+        shift = math.log(report.required / closest) if closest > 0 else math.inf
+    else:
+        reason = f"{size:g} points, enough for a cluster, coincide"
+        shift = 1 - low
+    if not math.isfinite(shift):
+        raise ValueError(
+            f"this instance is not well-defined on the {scale} scale, because {reason}: remove "
+            "duplicates"
+            + (", or lower balance so that clusters are larger" if scale == "tight" else "")
+        )
+    return Instance(
+        **shared,
+        y_low=low + shift - RANGE_SLACK,
+        y_high=max(high, low) + shift + RANGE_SLACK,
+        factor=math.exp(shift / 2),
+        scale=scale,
+        spread_low=0.0,
+        spread_high=math.inf,
+        weighted=weighted,
+    )
+
+
+def _imagine(
+    shape: Any, n_clusters: Any, balance: Any, scale: Scale, problem: Problem, ratio: Any
+) -> Instance:
+    """Return the numbers of a data set that is not at hand."""
+    if shape is None or len(shape) != 2:
+        raise ValueError(f"without x, give shape=(n, d), got {shape!r}")
+    n, d = (int(inputs.to_limit(value, "shape", positive=True)) for value in shape)
+    k = inputs.to_n_clusters(n_clusters, n)
+    _check_scale(scale)
+    balance = 2 * k if balance is None else inputs.to_limit(balance, "balance", positive=True)
+    size = float(max(2, math.ceil(n / balance * (1 - 1e-9))))
+    inputs.check_partition_exists(k, size, n)
+    ratio = inputs.to_limit(ratio, "variance_ratio", positive=True)
+    if not 1 <= ratio < math.inf:
+        raise ValueError(f"variance_ratio must be 1 or more, and finite, got {ratio!r}")
+    low = SMALLEST_Y[scale]
+    return Instance(
+        n=n,
+        d=d,
+        n_clusters=k,
+        total=float(n),
+        min_size=size,
+        y_low=low,
+        y_high=low + math.log(ratio),
+        factor=1.0,
+        scale=None if isinstance(problem, WKM) else scale,
+        spread_low=0.0,
+        spread_high=math.inf,
+        weighted=False,
+    )
+
+
+def _check_scale(scale: Any) -> None:
+    if scale not in get_args(Scale):
+        raise ValueError(f"scale must be one of {get_args(Scale)}, got {scale!r}")
+
+
+class _Weights(NamedTuple):
+    """A grid of weights: how many exponents, and the nats per point it leaves for the rest.
+
+    With an eps, `left` is what it leaves beside eps times the rest of the cost.
+    """
+
+    exponents: int
+    left: float
+
+
+class _Choice(NamedTuple):
+    """One way to fulfil the claim, and the logarithm of what it costs."""
+
+    log_tuples: float
+    m: int
+    e_m: float
+    grid_values: int
+    exponents: int
+    allowance: Allowance
+
+
+def make_plan(
+    instance: Instance, target: Target, problem: Problem, algorithm: Algorithm = "sampling"
+) -> Plan:
+    """Return the plan with the fewest candidates."""
+    if algorithm == "paper":
+        return _paper_plan(instance, target, problem)
+    if target.delta == 0 and instance.weighted:
+        raise ValueError(
+            "a deterministic guarantee (delta=0) is for points without weights; give a delta, "
+            "or repeat the points"
+        )
+    best = min(_choices(instance, target, problem), default=None)
+    if best is None:
+        raise ValueError(_impossible(instance, target, problem))
+    k, n = instance.n_clusters, instance.n
+    weight_tuples = grids.weight_tuples(k, best.exponents)
+    if isinstance(problem, WKM):
+        values, starts = (0.0,), (0.0,)
+    else:
+        cover = grids.cover_variances(instance.y_low, instance.y_high, best.e_m, best.allowance)
+        values, starts = tuple(cover.values.tolist()), tuple(cover.starts.tolist())
+    grid_tuples = len(values) ** k * weight_tuples
+    if target.delta == 0:
+        beta, success, repetitions = 0.0, 1.0, 1
+        mean_tuples = math.comb(n, best.m) ** k
+        peak_bytes = scoring.product_bytes(k, math.comb(n, best.m) * len(values), n)
+    else:
+        beta = 1 / (best.m * best.e_m)
+        log_success = _log_success(instance, best.m, beta)
+        success = math.exp(log_success)
+        repetitions = _whole(_log_repetitions(log_success, target.delta))
+        mean_tuples = 1
+        peak_bytes = scoring.repetition_bytes(k, len(values), instance.d, n)
+    tuples = repetitions * mean_tuples * grid_tuples
+    return Plan(
+        algorithm="sampling",
+        m=best.m,
+        e_m=best.e_m,
+        beta=beta,
+        p=success,
+        repetitions=repetitions,
+        mean_tuples=mean_tuples,
+        variance_values=values,
+        variance_starts=starts,
+        grid_values=len(values),
+        weight_exponents=best.exponents,
+        weight_tuples=weight_tuples,
+        tuples=tuples,
+        log10_tuples=math.log10(tuples),
+        point_evaluations=tuples * n,
+        peak_bytes=peak_bytes,
+        **_shared(instance, target, problem),
+    )
+
+
+def _shared(instance: Instance, target: Target, problem: Problem) -> dict[str, Any]:
+    """Return the fields that a plan takes over from what was asked."""
+    return {
+        "problem": type(problem).__name__,
+        "n": instance.n,
+        "d": instance.d,
+        "n_clusters": instance.n_clusters,
+        "balance": instance.balance,
+        "min_size": instance.min_size,
+        "scale": instance.scale,
+        "factor": instance.factor,
+        "y_min": instance.y_low,
+        "y_max": instance.y_high,
+        **target._asdict(),
+    }
+
+
+def _choices(instance: Instance, target: Target, problem: Problem) -> Iterator[_Choice]:
+    """Yield ways to fulfil the claim, the cheapest among them."""
+    finest, *weight_grids = _weight_grids(instance, target, problem)
+    beside_weights = min(
+        (choice.log_tuples for choice in _mean_choices(instance, target, problem, finest)),
+        default=math.inf,
+    )
+    cheapest = math.inf
+    for weights in weight_grids:
+        log_weights = math.log(grids.weight_tuples(instance.n_clusters, weights.exponents))
+        if log_weights + beside_weights > cheapest:
+            break
+        for choice in _mean_choices(instance, target, problem, weights):
+            choice = choice._replace(log_tuples=choice.log_tuples + log_weights)
+            cheapest = min(cheapest, choice.log_tuples)
+            yield choice
+
+
+def _weight_grids(instance: Instance, target: Target, problem: Problem) -> list[_Weights]:
+    """Return the grids of weights, the smallest first, and before them all one without error."""
+    if isinstance(problem, UCMLE):
+        return [_Weights(1, target.eta or 0.0)] * 2
+    k, balance = instance.n_clusters, instance.balance
+    entropy = grids.least_entropy(k, balance)
+    # Uniform weights: the divergence is ln K less the entropy. A claim on a factor gives back eps
+    # times the entropy.
+    if target.eta is not None:
+        credit, uniform = target.eta, target.eta - (math.log(k) - entropy)
+    else:
+        assert target.eps is not None
+        credit, uniform = target.eps * entropy, (1 + target.eps) * entropy - math.log(k)
+    weights = [_Weights(1, max(credit, uniform)), _Weights(1, uniform)]
+    if balance - k > 1e-9:
+        weights += [
+            _Weights(a, credit - grids.geometric_divergence(k, balance, a))
+            for a in range(2, MAX_EXPONENTS + 1)
+        ]
+    return weights
+
+
+def _mean_choices(
+    instance: Instance, target: Target, problem: Problem, weights: _Weights
+) -> Iterator[_Choice]:
+    """Yield, for a grid of weights, how many points to a mean and how fine a grid of variances."""
+    if isinstance(problem, WKM):
+        allowance = Allowance(0.0, 0.0)
+        errors = [_wkm_error(instance, target, weights)]
+    else:
+        allowance = Allowance(target.eps or 0.0, 2 / instance.d * weights.left)
+        errors = grids.largest_mean_errors(instance.y_low, instance.y_high, allowance).tolist()
+    k, n = instance.n_clusters, instance.n
+    if not errors or max(errors) <= 0:
+        return
+    cheapest, m = math.inf, math.floor(1 / max(errors)) if max(errors) < 1e9 else 0
+    # More points to a mean only help the means: stop once the draws alone cost more than all.
+    while True:
+        m += 1
+        if target.delta == 0:
+            if m > min(instance.min_size, n):
+                return
+            means = k * math.log(math.comb(n, m))
+        else:
+            means = _log_repetitions(_log_success(instance, m, 0.0), target.delta)
+        if means > cheapest:
+            if target.delta > 0 or m > n // 2:
+                return
+            continue
+        for grid_values, error in enumerate(errors, start=1):
+            if m * error <= 1:
+                continue
+            if target.delta == 0:
+                draws, used = means, 1 / m
+            else:
+                log_success = _log_success(instance, m, 1 / (m * error))
+                draws, used = _log_repetitions(log_success, target.delta), error
+            choice = _Choice(
+                draws + k * math.log(grid_values),
+                m,
+                used,
+                grid_values,
+                weights.exponents,
+                allowance,
+            )
+            cheapest = min(cheapest, choice.log_tuples)
+            yield choice
+
+
+def _wkm_error(instance: Instance, target: Target, weights: _Weights) -> float:
+    """Return how far means may err, in variances, if only means and weights do.
+
+    The means' errors cost `spread * e`, where a partition costs `spread` beside its entropy; the
+    claim leaves `eps * spread + left`. The worst spread of the range decides.
+    """
+    low, high = instance.spread_low, instance.spread_high
+    if target.eta is not None:
+        return (weights.left - grids.MARGIN) / high if weights.left > grids.MARGIN else 0.0
+    assert target.eps is not None
+    left = weights.left - grids.MARGIN
+    if left >= 0:
+        return target.eps + (left / high if high > 0 else math.inf)
+    return max(0.0, target.eps + left / low) if low > 0 else 0.0
+
+
+def _log_success(instance: Instance, m: int, beta: float) -> float:
+    """Return the logarithm of `K! (prod w)^m (1 - beta)` for the least product of weights."""
+    k, balance = instance.n_clusters, instance.balance
+    largest = 1 - (k - 1) / balance
+    product = -(k - 1) * math.log(balance) + math.log(largest)
+    return min(0.0, math.lgamma(k + 1) + m * product + math.log1p(-beta))
+
+
+def _log_repetitions(log_success: float, delta: float) -> float:
+    """Return the logarithm of the number of repetitions after which all failed with `delta`."""
+    if log_success > -30:
+        success = math.exp(log_success)
+        if success >= 1:
+            return 0.0
+        return math.log(max(1, math.ceil(math.log(delta) / math.log1p(-success))))
+    return math.log(-math.log(delta)) - log_success
+
+
+def _whole(log_count: float) -> int:
+    """Return a whole number from its logarithm, exact while floats are."""
+    if log_count < 36:
+        return round(math.exp(log_count))
+    digits = log_count / math.log(10)
+    return math.ceil(10 ** (digits % 1 + 15)) * 10 ** (math.floor(digits) - 15)
+
+
+def _impossible(instance: Instance, target: Target, problem: Problem) -> str:
+    if target.delta == 0:
+        return (
+            f"no deterministic claim of this kind: clusters of {instance.min_size:g} points have "
+            "no subsets whose means are near enough; raise eps or eta, lower balance, or give a "
+            "delta"
+        )
+    if isinstance(problem, WKM) and math.isinf(instance.spread_high):
+        return "for WKM, eta takes the points themselves: give x, or eps"
+    return "no grid of weights is fine enough for so small an eps or eta; raise it"
+
+
+def _paper_plan(instance: Instance, target: Target, problem: Problem) -> Plan:
+    """Return the counts of the paper's own constants, as printed but for plain slips.
+
+    The optimum's Gamma is taken as large as the range of y allows.
+    """
+    if target.eps is None or target.delta == 0:
+        raise ValueError("the paper's counts are for eps and a positive delta")
+    k, d, balance = instance.n_clusters, instance.d, instance.balance
+    # Four factors of 1 + eps multiply.
+    eps = (1 + target.eps) ** 0.25 - 1
+    step = math.log1p(eps)
+    m = math.ceil(1 / (eps * target.delta))
+    sampled = math.ceil(m * balance - 1e-9)
+    sizes = 1 if isinstance(problem, UCMLE) else math.ceil(math.log(balance) / step - 1e-9)
+    gamma = instance.y_high + 2 / d * math.log(k)
+    estimates = math.ceil(math.log(gamma) / step)
+    values = math.ceil(math.log(gamma * balance) / step) + 2
+    if isinstance(problem, WKM):
+        estimates = values = 1
+    success = ((1 - target.delta) / 5) ** k
+    repetitions = math.ceil(math.log(target.delta) / math.log1p(-success))
+    mean_tuples = math.comb(sampled, m) ** k
+    tuples = repetitions * mean_tuples * sizes**k * estimates * values**k
+    return Plan(
+        algorithm="paper",
+        m=m,
+        e_m=eps,
+        beta=target.delta,
+        p=success,
+        repetitions=repetitions,
+        mean_tuples=mean_tuples,
+        variance_values=(),
+        variance_starts=(),
+        grid_values=estimates * values,
+        weight_exponents=sizes,
+        weight_tuples=sizes**k,
+        tuples=tuples,
+        log10_tuples=math.log10(tuples),
+        point_evaluations=tuples * instance.n,
+        peak_bytes=0,
+        **_shared(instance, target, problem),
+    )
+
+
+def _count(count: int) -> str:
+    """Return a count to read: in full while short, as a power of ten beyond."""
+    if count < 10**7:
+        return f"{count:,}"
+    return f"10^{math.log10(count):.1f}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "longer than the universe"
+    for limit, unit, name in (
+        (1, 1e-3, "ms"),
+        (120, 1, "s"),
+        (7200, 60, "min"),
+        (172800, 3600, "h"),
+    ):
+        if seconds < limit:
+            return f"about {max(seconds / unit, 1):.0f} {name}"
+    days = seconds / 86400
+    return (
+        f"about {days:.0f} days" if days < 1000 else f"about 10^{math.log10(days / 365):.1f} years"
+    )

@@ -1,0 +1,1 @@
+"""Whole answers: from points to one solution with its guarantee."""

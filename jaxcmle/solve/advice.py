@@ -1,0 +1,79 @@
+"""What to say when a guarantee takes too many candidates."""
+
+import math
+from collections.abc import Callable
+
+from jaxcmle.candidates.plan import Instance, Plan, Target, make_plan, measure
+from jaxcmle.solve.sources import Setting
+
+__all__ = ["too_many"]
+
+# Up to so many points, a balance that would fit is looked for.
+MAX_POINTS = 5000
+DELTAS = (0.1, 0.2, 0.3, 0.5)
+
+
+def too_many(plan: Plan, limit: float, setting: Setting) -> str:
+    """Say what a plan takes, and what would fit."""
+    instance, target, problem = setting.instance, setting.target, setting.problem
+
+    def fits(instance: Instance, target: Target) -> bool:
+        try:
+            return make_plan(instance, target, problem).tuples <= limit
+        except ValueError:
+            return False
+
+    options = []
+    balance = _fitting_balance(setting, fits)
+    if balance is not None:
+        options.append(f"balance={balance:g}")
+    larger = (delta for delta in DELTAS if delta > target.delta)
+    delta = next((delta for delta in larger if fits(instance, target._replace(delta=delta))), None)
+    if delta is not None:
+        options.append(f"delta={delta:g}")
+    if target.eta is not None:
+        eta = _smallest(lambda eta: fits(instance, target._replace(eta=eta)), target.eta)
+        options += [] if eta is None else [f"eta={eta:g}"]
+    else:
+        assert target.eps is not None
+        eps = _smallest(lambda eps: fits(instance, target._replace(eps=eps)), target.eps)
+        options += [] if eps is None else [f"eps={eps:g}"]
+    options.append(f"max_candidates={_rounded_up(plan.log10_tuples)}")
+    return (
+        f"this guarantee takes 10^{plan.log10_tuples:.2f} candidates, more than max_candidates = "
+        f"{limit:g}. Any of these would fit: {', '.join(options)}; or guarantee=False, to look at "
+        f"some of the candidates without a claim.\n{plan}"
+    )
+
+
+def _smallest(fits: Callable[[float], bool], low: float) -> float | None:
+    """Return about the smallest value above `low` that fits, in two digits."""
+    high = 1000 * low
+    if not fits(high):
+        return None
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    digits = 1 - math.floor(math.log10(high))
+    rounded = math.ceil(high * 10**digits) / 10**digits
+    return rounded if fits(rounded) else high
+
+
+def _fitting_balance(setting: Setting, fits: Callable[[Instance, Target], bool]) -> float | None:
+    """Return a smaller balance that would fit, if there is one and it is quick to find out."""
+    instance = setting.instance
+    if instance.n > MAX_POINTS:
+        return None
+    k, scale = instance.n_clusters, instance.scale or "tight"
+    for share in (0.8, 0.6, 0.4, 0.2, 0.1):
+        balance = round(k + share * (instance.balance - k), 2)
+        measured = measure(setting.points, setting.weight, k, balance, scale, setting.problem)
+        if measured.min_size > instance.min_size and fits(measured, setting.target):
+            return balance
+    return None
+
+
+def _rounded_up(log10: float) -> str:
+    """Return a power of ten as a number of two digits, rounded up."""
+    exponent = math.floor(log10)
+    return f"{math.ceil(10 ** (log10 - exponent + 1) + 1e-6) / 10:g}e{exponent}"

@@ -1,0 +1,385 @@
+"""The guaranteed search: a certificate where one suffices, the candidates of a plan otherwise."""
+
+import dataclasses
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxcmle.candidates import grids
+from jaxcmle.candidates.plan import Plan, Scale, make_plan, measure, to_target
+from jaxcmle.candidates.scoring import NO_PRUNING, Best, Pruning
+from jaxcmle.candidates.seeding import seed
+from jaxcmle.problem import inputs
+from jaxcmle.problem.bounds import with_certificate
+from jaxcmle.problem.objective import assign
+from jaxcmle.problem.pairs import MAX_POINTS
+from jaxcmle.problem.types import CMLE, WKM, Guarantee, Mixture, Problem, Solution, Status
+from jaxcmle.refine.cem import cem_all, cem_restarts
+from jaxcmle.solve.advice import too_many
+from jaxcmle.solve.progress import Progress, ProgressOption
+from jaxcmle.solve.sizes import refine_with_sizes
+from jaxcmle.solve.sources import Setting, Source, all_subsets, paper_candidates, repetitions
+
+__all__ = ["TooManyCandidatesError", "approximate"]
+
+# What the grids aim at when nothing is claimed and nothing was asked for.
+DEFAULT_ETA = 1.0
+DEFAULT_EPS = 0.5
+# Candidates kept, at least: where small clusters pay, balanced ones are looked for among them.
+N_KEPT = 64
+# Clusters that are too small are filled up if this many points times places are enough.
+MAX_FILLING = 10**8
+
+
+class TooManyCandidatesError(ValueError):
+    """A guarantee takes more candidates than were allowed.
+
+    Attributes:
+        plan: what it takes.
+        solution: the best found before that was known, with its certificate; or None.
+    """
+
+    def __init__(self, message: str, plan: Plan, solution: Solution | None) -> None:
+        """Keep what was found out."""
+        super().__init__(message)
+        self.plan = plan
+        self.solution = solution
+
+
+def approximate(
+    x: Any,
+    n_clusters: int,
+    *,
+    eps: float | None = None,
+    eta: float | None = None,
+    delta: float = 0.1,
+    balance: float | None = None,
+    algorithm: Literal["sampling", "paper"] = "sampling",
+    scale: Scale = "tight",
+    problem: Problem = CMLE(),
+    key: Array | None = None,
+    sample_weight: Any = None,
+    max_candidates: float = 10**8,
+    certificate: bool = True,
+    guarantee: bool = True,
+    n_starts: int = 64,
+    n_polish: int = 16,
+    prune: bool | Pruning = True,
+    progress: ProgressOption = None,
+    max_points: int = MAX_POINTS,
+) -> Solution:
+    r"""Return a solution that is provably near the best one with balanced clusters.
+
+    Balanced are partitions whose clusters weigh at least $N / f$. The claim is a cost of at most
+    `eta` nats per point above the best of them; or, with `eps`, of at most $1 + \epsilon$ times
+    it, when x is on the given scale (see `rescale`).
+
+    First many starts of CEM are held against the lower bound: if that proves the claim, the answer
+    is `kind="certificate"`. Otherwise the candidates of the plan are enumerated, the best of them
+    are polished by CEM, and the claim holds with probability $1 - \delta$
+    (`kind="probabilistic"`), or for certain with `delta=0` (`kind="deterministic"`).
+
+    Args:
+        x: points `[n, d]`.
+        n_clusters: k.
+        eps: the factor, less 1.
+        eta: nats per point.
+        delta: the probability with which the claim may fail; 0 to leave nothing to chance.
+        balance: f; clusters weigh at least `N / f`. Default: `2 * n_clusters`.
+        algorithm: `"sampling"`; or `"paper"`, the paper's own candidates, of which only some can
+            ever be looked at: with `guarantee=False`.
+        scale: `"tight"` or `"paper"`: where `eps` holds.
+        problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
+        key: default `jax.random.key(0)`. The same key gives the same answer.
+        sample_weight: `[n]`, default ones.
+        max_candidates: raise, before enumerating, if the plan has more than this.
+        certificate: False goes straight to the enumeration.
+        guarantee: False draws up to `max_candidates` of the candidates and claims nothing
+            (`kind="none"`); `eps` and `eta` may be left out.
+        n_starts: how many starts of CEM.
+        n_polish: how many of the best candidates are polished.
+        prune: False looks at every candidate to the end, for comparison.
+        progress: True shows a line on standard error, False nothing, None a line on terminals; or a
+            function of a report.
+        max_points: refuse more points than this: bounds take quadratic time.
+
+    Returns:
+        A `Solution`; `guarantee` says what is proved, and on which scale. Where every candidate
+        that keeps the claim has a cluster under the minimum size, the best of those is returned
+        with the status `INADMISSIBLE`: the claim holds all the same. Ctrl-C during the enumeration
+        returns the best so far with the status `INTERRUPTED`, and no claim.
+
+    Raises:
+        TooManyCandidatesError: the plan has more than `max_candidates`. It names what would fit.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> x = [[0.0], [2.0], [4.0], [90.0], [92.0], [94.0]]
+        >>> solution = jc.approximate(x, 2, eta=0.5)
+        >>> print(sorted(solution.mixture.means[:, 0].tolist()), solution.guarantee.kind)
+        [2.0, 92.0] certificate
+    """
+    if algorithm not in ("sampling", "paper"):
+        raise ValueError(f'algorithm must be "sampling" or "paper", got {algorithm!r}')
+    if algorithm == "paper" and guarantee:
+        raise ValueError(
+            "the paper's own candidates are too many to enumerate (see plan with "
+            'algorithm="paper"): use algorithm="sampling", which makes the same claim, or '
+            "guarantee=False to look at some of them"
+        )
+    if eps is None and eta is None and not guarantee:
+        eps, eta = (DEFAULT_EPS, None) if algorithm == "paper" else (None, DEFAULT_ETA)
+    target = to_target(eps, eta, delta)
+    problem = inputs.to_problem(problem)
+    key = jax.random.key(0) if key is None else inputs.to_key(key)
+    limit = inputs.to_limit(max_candidates, "max_candidates", positive=True)
+    n_starts = _whole(n_starts, "n_starts")
+    n_polish = _whole(n_polish, "n_polish")
+    pruning = prune if isinstance(prune, Pruning) else Pruning() if prune else NO_PRUNING
+    shown = Progress(progress)
+
+    points, weight = inputs.to_points(x, sample_weight)
+    everything, present = points, None
+    if weight is not None:
+        # Points of weight 0 are padding: they take no part, and get a label at the end.
+        present = np.flatnonzero(np.asarray(weight) > 0)
+        points, weight = points[present], weight[present]
+        weight = None if (weight == 1).all() else weight
+    instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
+    inputs.check_enough_points(points, weight, instance.n_clusters)
+    answers = _Answers(Setting(points, weight, problem, instance, target), max_points)
+
+    incumbent = None
+    if certificate:
+        incumbent = answers.local(jax.random.fold_in(key, 1), n_starts)
+        if answers.prove(incumbent):
+            return _for_all(everything, present, answers.certified(incumbent), problem)
+        answers = _Answers(answers.tightened(incumbent), max_points)
+    setting = answers.setting
+    plan = make_plan(setting.instance, target, problem)
+    if guarantee and plan.tuples > limit:
+        raise TooManyCandidatesError(too_many(plan, limit, setting), plan, incumbent)
+
+    draws = jax.random.fold_in(key, 0)
+    known = math.inf if incumbent is None else _cost_if_admissible(incumbent)
+    if algorithm == "paper":
+        source = paper_candidates(setting, draws, limit, pruning)
+    elif plan.delta == 0:
+        source = all_subsets(setting, plan, pruning, known)
+    else:
+        source = repetitions(setting, plan, draws, limit, pruning, known)
+    found, finished = _enumerate(source, max(n_polish, N_KEPT), setting.offset, shown)
+    if found is None and incumbent is None:
+        raise KeyboardInterrupt
+    solution = answers.best(found, incumbent, n_polish)
+    if not finished:
+        solution = dataclasses.replace(solution, status=jnp.int32(Status.INTERRUPTED))
+    solution = answers.with_claim(solution, finished and guarantee)
+    return _for_all(everything, present, solution, problem)
+
+
+def _whole(value: Any, name: str) -> int:
+    number = inputs.to_count(value, name)
+    if number < 1:
+        raise ValueError(f"{name} must be 1 or more, got {value!r}")
+    return int(number)
+
+
+class _Found(NamedTuple):
+    """The best candidates, best first, and what each costs; fewer only if there are no more."""
+
+    mixtures: Mixture
+    costs: list[float]
+    complete: bool
+
+
+def _enumerate(
+    source: Source, n_best: int, offset: float, progress: Progress
+) -> tuple[_Found | None, bool]:
+    """Return the best candidates, and whether all have been looked at."""
+    best, finished = None, False
+    try:
+        for done, best in source.steps(n_best):
+            progress.update(done, source.total, float(best.cost[0]) - offset)
+        finished = True
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.close()
+    costs = [] if best is None else [float(cost) - offset for cost in best.cost if cost < jnp.inf]
+    if best is None or not costs:
+        return None, finished
+    # Always as many as asked for, so that one program polishes all: the last is repeated.
+    index = np.minimum(np.arange(n_best), len(costs) - 1)
+    mixtures = source.mixtures(Best(best.cost[index], best.choice[index]))
+    return _Found(mixtures, costs, len(costs) < n_best), finished
+
+
+class _Answers:
+    """From mixtures to a solution and what is claimed of it. Costs are in the user's units."""
+
+    def __init__(self, setting: Setting, max_points: int) -> None:
+        self.setting, self.max_points = setting, max_points
+        instance = setting.instance
+        # No cluster of the minimum size is narrower: this floor changes no balanced partition.
+        wkm = isinstance(setting.problem, WKM)
+        self.min_variance = None if wkm else float(setting.variances(instance.y_low))
+        self.options: dict[str, Any] = {
+            "problem": setting.problem,
+            "sample_weight": setting.weight,
+            "min_size": instance.min_size,
+        }
+
+    def local(self, key: Array, n_starts: int) -> Solution:
+        """Return the best of many starts of CEM, admissible if it can be had, with its gap."""
+        points, weight, _, instance, _ = self.setting
+
+        def start(i: Array) -> Mixture:
+            own = jax.random.fold_in(key, i)
+            return seed(own, points, instance.n_clusters, sample_weight=weight)
+
+        starts = jax.vmap(start)(jnp.arange(n_starts))
+        solution = cem_restarts(points, starts, min_variance=self.min_variance, **self.options)
+        if not _is_admissible(solution):
+            solution = self._filled_up(solution.mixture) or solution
+        return self._bounded(solution)
+
+    def _filled_up(self, mixture: Mixture) -> Solution | None:
+        """Return an admissible solution from a mixture with clusters that are too small."""
+        points, weight, problem, instance, _ = self.setting
+        size = instance.min_size
+        if weight is not None or instance.n * size > MAX_FILLING:
+            return None
+        return refine_with_sizes(points, mixture, int(size), problem, self.min_variance or 0.0)
+
+    def _bounded(self, solution: Solution) -> Solution:
+        return with_certificate(
+            self.setting.points, solution, max_points=self.max_points, **self.options
+        )
+
+    def prove(self, solution: Solution) -> bool:
+        """Tell whether the lower bound proves the claim for this solution."""
+        gap, target = _float(solution.guarantee.gap), self.setting.target
+        if target.eta is not None:
+            return gap <= target.eta
+        assert target.eps is not None
+        # With a gap that is not finite nothing is proved, whatever the bound.
+        on_scale = float(solution.cost) + self.setting.offset
+        bound = _float(solution.guarantee.lower_bound) + self.setting.offset
+        return math.isfinite(gap) and on_scale <= (1 + target.eps) * bound
+
+    def certified(self, solution: Solution) -> Solution:
+        """Return the solution with the claim that its lower bound proves."""
+        target, gap = self.setting.target, solution.guarantee.gap
+        eta = gap if target.eta is None else target.eta
+        return self._claiming(solution, "certificate", eta, 0.0)
+
+    def with_claim(self, solution: Solution, claimed: bool) -> Solution:
+        """Return the solution with its lower bound, and with the claim if there is one."""
+        solution = self._bounded(solution)
+        if not claimed:
+            unclaimed = dataclasses.replace(solution.guarantee, kind="none")
+            return dataclasses.replace(solution, guarantee=unclaimed)
+        target, instance = self.setting.target, self.setting.instance
+        eta = target.eta
+        if target.eps is not None:
+            # A factor on the scale amounts to so many nats per point in any units.
+            on_scale = float(solution.cost) + self.setting.offset
+            eta = max(0.0, on_scale * target.eps / (1 + target.eps) / instance.total)
+        kind: Any = "deterministic" if target.delta == 0 else "probabilistic"
+        return self._claiming(solution, kind, eta, target.delta)
+
+    def _claiming(self, solution: Solution, kind: Any, eta: Any, delta: float) -> Solution:
+        target, known = self.setting.target, solution.guarantee
+        claim = Guarantee(
+            kind=kind,
+            lower_bound=known.lower_bound,
+            gap=known.gap,
+            min_size=known.min_size,
+            eps=target.eps,
+            eta=eta,
+            delta=delta,
+            scale=None if target.eps is None else self.setting.instance.scale,
+        )
+        return dataclasses.replace(solution, guarantee=claim)
+
+    def tightened(self, incumbent: Solution) -> Setting:
+        """Return the setting with what a solution tells of the best partition.
+
+        WKM: that costs no more, so its spread is at most the cost less the entropy.
+        """
+        instance = self.setting.instance
+        if not isinstance(self.setting.problem, WKM):
+            return self.setting
+        entropy = grids.least_entropy(instance.n_clusters, instance.balance)
+        spread = (_cost_if_admissible(incumbent) / instance.total - entropy) * (1 + 1e-4)
+        spread = max(min(instance.spread_high, spread), instance.spread_low)
+        return self.setting._replace(instance=instance._replace(spread_high=spread))
+
+    def best(self, found: _Found | None, incumbent: Solution | None, n_polish: int) -> Solution:
+        """Return the best admissible solution if the claim holds for it, else the best of all.
+
+        The claim: among the candidates is one near enough that costs no more with some balanced
+        partition, hence with the best balanced one for it, which costs no less than without that
+        restriction. So an admissible solution keeps the claim if it costs no more than every
+        candidate has been filled up to, and than every other one costs unrestricted.
+        """
+        known = [] if incumbent is None else [incumbent]
+        if found is None:
+            return known[0]
+        first = jax.tree.map(lambda leaf: leaf[:n_polish], found.mixtures)
+        stack = cem_all(self.setting.points, first, min_variance=self.min_variance, **self.options)
+        polished = [_entry(stack, i) for i in range(min(n_polish, len(found.costs)))]
+        admissible = [solution for solution in known + polished if _is_admissible(solution)]
+        for i, cost in enumerate(found.costs):
+            if cost >= min(map(_cost, admissible), default=math.inf):
+                break
+            if i < len(polished) and _is_admissible(polished[i]):
+                continue
+            filled = self._filled_up(_entry(found.mixtures, i))
+            if filled is None:
+                break
+            admissible.append(filled)
+        else:
+            if found.complete:
+                return min(admissible, key=_cost)
+        instance = self.setting.instance
+        slack = 1e-6 * (abs(found.costs[-1]) + instance.total * instance.d)
+        limit = found.costs[i] + slack
+        enough = [solution for solution in admissible if _cost(solution) <= limit]
+        return min(enough or polished, key=_cost)
+
+
+def _entry(stack: Any, i: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i], stack)
+
+
+def _is_admissible(solution: Solution) -> bool:
+    return int(solution.status) in (Status.CONVERGED, Status.MAX_ITER)
+
+
+def _cost(solution: Solution) -> float:
+    cost = float(solution.cost)
+    return cost if math.isfinite(cost) else math.inf
+
+
+def _cost_if_admissible(solution: Solution) -> float:
+    return _cost(solution) if _is_admissible(solution) else math.inf
+
+
+def _float(value: Any) -> float:
+    return float(value)
+
+
+def _for_all(points: Array, present: Any, solution: Solution, problem: Problem) -> Solution:
+    """Return the solution with labels for points of weight 0 as well."""
+    if present is None or len(present) == len(points):
+        return solution
+    finite = jnp.where(jnp.isfinite(points), points, 0)
+    labels = np.array(assign(finite, solution.mixture, problem=problem))
+    labels[present] = np.asarray(solution.labels)
+    return dataclasses.replace(solution, labels=jnp.asarray(labels))

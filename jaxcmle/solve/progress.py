@@ -1,0 +1,76 @@
+"""A line about long work: shown on a terminal, silent everywhere else."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["Progress", "ProgressOption", "Report"]
+
+
+class Report(NamedTuple):
+    """How far a search has come.
+
+    Attributes:
+        done: candidates looked at.
+        total: candidates in all.
+        rate: candidates a second.
+        cost: the best cost so far, in the user's units.
+    """
+
+    done: int
+    total: int
+    rate: float
+    cost: float
+
+
+ProgressOption = bool | Callable[[Report], Any] | None
+
+
+class Progress:
+    """Shows reports as they come.
+
+    Args:
+        option: True shows a line on standard error; False nothing; None a line if standard error is
+            a terminal; a function is called with every `Report`.
+    """
+
+    def __init__(self, option: ProgressOption) -> None:
+        """Decide what to show."""
+        if not (option is None or isinstance(option, bool) or callable(option)):
+            raise TypeError(
+                f"progress must be True, False, None or a function of a report, got {option!r}"
+            )
+        self._function = option if callable(option) else None
+        self._shows = sys.stderr.isatty() if option is None else option is True
+        self._begin = time.monotonic()
+        self._last = -1.0
+        self._width = 0
+
+    def update(self, done: int, total: int, cost: float) -> None:
+        """Report, to the terminal not more often than is pleasant."""
+        now = time.monotonic()
+        report = Report(done, total, done / max(now - self._begin, 1e-9), cost)
+        if self._function is not None:
+            self._function(report)
+        if self._shows and (now - self._last > 0.2 or done >= total):
+            self._last = now
+            line = (
+                f"{report.done / max(report.total, 1):6.1%} of {_short(report.total)} candidates, "
+                f"{_short(report.rate)}/s, best cost {report.cost:.3f}"
+            )
+            self._width = max(self._width, len(line))
+            print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._width:
+            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+
+def _short(count: float) -> str:
+    for limit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.1f}{name}"
+    return f"{count:.0f}"

@@ -1,0 +1,92 @@
+"""Partitions whose clusters must hold a minimum number of points.
+
+Where the minimum binds, the best partition need not be what any mixture assigns: some points have
+to stay in a cluster that is not their cheapest.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from jaxcmle.problem.objective import assign, estimate, partition_cost, point_costs
+from jaxcmle.problem.types import Mixture, Problem, Solution, Status
+
+__all__ = ["assign_with_sizes", "refine_with_sizes"]
+
+MAX_ROUNDS = 100
+
+
+def assign_with_sizes(costs: NDArray[Any], min_size: int) -> NDArray[np.int32]:
+    """Return the cheapest labels with at least `min_size` points in every cluster, exactly.
+
+    Starts from everyone's cheapest cluster. While a cluster is short of a point, it gets one along
+    the cheapest chain of moves from a cluster that can spare one (successive shortest paths).
+
+    Args:
+        costs: `[n, k]`, what every point costs in every cluster.
+        min_size: the smallest number of points in a cluster; `k * min_size <= n`.
+    """
+    costs = np.asarray(costs, np.float64)
+    k = costs.shape[1]
+    if k * min_size > len(costs) or not np.isfinite(costs).all():
+        raise ValueError(f"{len(costs)} points cannot fill {k} clusters of {min_size}")
+    labels = costs.argmin(axis=1).astype(np.int32)
+    sizes = np.bincount(labels, minlength=k)
+    while (short := sizes < min_size).any():
+        # The cheapest point to move from each cluster to each other one, and what that costs.
+        step = np.full((k, k), np.inf)
+        who = np.zeros((k, k), np.int64)
+        for source in range(k):
+            members = np.flatnonzero(labels == source)
+            if members.size:
+                change = costs[members] - costs[members, source][:, None]
+                nearest = change.argmin(axis=0)
+                step[source], who[source] = change[nearest, np.arange(k)], members[nearest]
+        np.fill_diagonal(step, np.inf)
+        # Bellman and Ford, from all clusters that can spare a point.
+        distance = np.where(sizes > min_size, 0.0, np.inf)
+        before = np.full(k, -1)
+        for _ in range(k - 1):
+            through = distance[:, None] + step
+            nearer = (through.min(axis=0) < distance) & (sizes <= min_size)
+            before = np.where(nearer, through.argmin(axis=0), before)
+            distance = np.where(nearer, through.min(axis=0), distance)
+        target = int(np.where(short, distance, np.inf).argmin())
+        sizes[target] += 1
+        for _ in range(k):
+            source = int(before[target])
+            labels[who[source, target]] = target
+            target = source
+            if sizes[target] > min_size:
+                break
+        sizes[target] -= 1
+    return labels
+
+
+def refine_with_sizes(
+    x: Array, start: Mixture, min_size: int, problem: Problem, min_variance: float
+) -> Solution:
+    """Alternate `assign_with_sizes` and `estimate` until no label changes; the cost never rises."""
+    k = start.weights.shape[0]
+    mixture, labels = start, None
+    n_iter = 0
+    while n_iter < MAX_ROUNDS:
+        costs = np.asarray(point_costs(x, mixture, problem=problem))
+        new = assign_with_sizes(costs, min_size)
+        if labels is not None and (new == labels).all():
+            break
+        labels, n_iter = new, n_iter + 1
+        mixture = estimate(x, labels, k, problem=problem, min_variance=min_variance)
+    assert labels is not None
+    status = Status.CONVERGED if n_iter < MAX_ROUNDS else Status.MAX_ITER
+    return Solution(
+        mixture=mixture,
+        labels=jnp.asarray(labels),
+        cost=partition_cost(x, labels, k, problem=problem, min_variance=min_variance),
+        status=jnp.int32(status),
+        n_iter=jnp.int32(n_iter),
+        consistent=bool((assign(x, mixture, problem=problem) == labels).all()),
+    )

@@ -1,0 +1,348 @@
+"""Where the candidates of a search come from, in steps that the host can watch and stop."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxcmle import numerics
+from jaxcmle.candidates import grids, sampling, scoring
+from jaxcmle.candidates.plan import Instance, Plan, Target, make_plan
+from jaxcmle.candidates.scoring import Best, Grid, Pruning
+from jaxcmle.problem.types import UCMLE, WKM, Mixture, Problem
+
+__all__ = ["Setting", "Source", "all_subsets", "paper_candidates", "repetitions"]
+
+# How long the device may work before the host looks up, in seconds.
+LOOK_UP = 0.25
+# Memory for the columns of a product.
+MAX_BYTES = 2**32
+
+
+class Setting(NamedTuple):
+    """One instance, and what is to be claimed of it."""
+
+    points: Array
+    weight: Array | None
+    problem: Problem
+    instance: Instance
+    target: Target
+
+    @property
+    def offset(self) -> float:
+        """What scaling adds to every cost."""
+        return self.instance.total * self.instance.d * math.log(self.instance.factor)
+
+    def variances(self, values: Any) -> Any:
+        """Return the variances of `v = ln(2 pi e variance)`, from the scale to the user's units."""
+        if isinstance(self.problem, WKM):
+            return np.full(np.shape(values), 0.5 / float(self.problem.beta))  # type: ignore[arg-type]
+        return np.exp(np.asarray(values) - 1) / (2 * math.pi * self.instance.factor**2)
+
+    def costs(self, values: Any) -> tuple[Array, Array]:
+        """Return slope and constant of the costs, on the scale, without the weights."""
+        values = np.asarray(values, np.float64)
+        dtype = self.points.dtype
+        constant = self.instance.d / 2 * (values - 1)
+        if isinstance(self.problem, WKM):
+            constant = np.zeros(len(values))
+        slope = 0.5 / self.variances(values)
+        return jnp.asarray(slope, dtype), jnp.asarray(constant, dtype)
+
+
+class Source(NamedTuple):
+    """Candidates to enumerate.
+
+    Attributes:
+        total: how many there are.
+        steps: a function of how many to keep that yields how many are done, and the best of them;
+            costs are on the scale.
+        mixtures: the way back from the best to a stack of mixtures, in the user's units.
+    """
+
+    total: int
+    steps: Callable[[int], Iterator[tuple[int, Best]]]
+    mixtures: Callable[[Best], Mixture]
+
+
+def _paced(run: Callable[[int], None], remaining: int, first: int, most: int) -> Iterator[None]:
+    """Call `run(count)` with ever more at once, as long as it returns soon enough to look up."""
+    count = first
+    while remaining > 0:
+        count = min(count, remaining, most)
+        begin = time.monotonic()
+        run(count)
+        seconds = time.monotonic() - begin
+        remaining -= count
+        yield
+        if seconds < LOOK_UP:
+            count *= 2
+        elif seconds > 4 * LOOK_UP:
+            count = max(1, count // 2)
+
+
+def repetitions(
+    setting: Setting,
+    plan: Plan,
+    key: Array,
+    limit: float,
+    pruning: Pruning,
+    known_cost: float,
+) -> Source:
+    """Return the block means of many repetitions, as many as the plan has or the limit allows.
+
+    `known_cost` is that of an admissible solution, in the user's units, or infinity.
+    """
+    points = numerics.prepare(setting.points, setting.weight)
+    k = plan.n_clusters
+    values = _values(setting, plan, pruning, known_cost)
+    weights = np.full((1, k), 1 / k)
+    if plan.weight_exponents > 1:
+        weights = grids.geometric_weights(k, plan.balance, plan.weight_exponents)
+    log_weights = np.zeros((1, k)) if isinstance(setting.problem, UCMLE) else np.log(weights)
+    # Padded to powers of two, so that few programs serve all plans.
+    padded = 1 << (len(weights) - 1).bit_length()
+    slope, constant = setting.costs(values)
+    grid = Grid(
+        slope=slope,
+        constant=constant,
+        log_weights=jnp.asarray(np.resize(log_weights, (padded, k)), points.x.dtype),
+        n_weights=jnp.int32(len(weights)),
+    )
+    pool = sampling.make_pool(points.x, setting.weight)
+    blocks = scoring.point_blocks(points.x, points.weight)
+    tuples = len(values) ** k * len(weights)
+    count = min(plan.repetitions, int(limit // tuples))
+    if count == 0:
+        raise ValueError(
+            f"max_candidates = {limit:g} is less than the {tuples:,} tuples of variances and "
+            "weights that every draw of means is tried with: raise it, or eps or eta"
+        )
+    chunk = 64 if count <= 64 else scoring.CHUNK
+
+    def steps(n_best: int) -> Iterator[tuple[int, Best]]:
+        best = scoring.nothing_yet(n_best, 3 + k, points.x.dtype)
+        done = 0
+
+        def run(count: int) -> None:
+            nonlocal best, done
+            new = sampling.next_repetitions(
+                key,
+                pool,
+                blocks,
+                grid,
+                best,
+                divmod(done, sampling.NUMBERS),
+                count,
+                k=k,
+                m=plan.m,
+                chunk=chunk,
+                pruning=pruning,
+            )
+            best, done = jax.block_until_ready(new), done + count
+
+        while done < count:
+            left = min(count - done, sampling.NUMBERS - done % sampling.NUMBERS)
+            for _ in _paced(run, left, chunk, left):
+                yield done * tuples, best
+
+    def mixtures(best: Best) -> Mixture:
+        index = np.asarray(best.choice)
+        means = sampling.repetition_means(key, jnp.asarray(index[:, :2]), pool, k, plan.m)
+        variances = setting.variances(values[index[:, 3:]])
+        return Mixture(
+            weights=jnp.asarray(weights[index[:, 2]], points.x.dtype),
+            means=means + points.shift,
+            variances=jnp.asarray(variances, points.x.dtype),
+        )
+
+    return Source(count * tuples, steps, mixtures)
+
+
+def _values(setting: Setting, plan: Plan, pruning: Pruning, known_cost: float) -> np.ndarray:
+    """Return the variances to try, without those that cannot matter.
+
+    A partition with a cluster that a value has to serve costs at least so much; where what is
+    known is already as near to that as is claimed, the value need not be tried.
+    """
+    values = np.asarray(plan.variance_values)
+    if plan.scale is None or not pruning.variances:
+        return values
+    total, d, k, f = setting.instance.total, plan.d, plan.n_clusters, plan.balance
+    cost = known_cost + setting.offset
+    near = cost - plan.eta * total if plan.eta is not None else cost / (1 + (plan.eps or 0.0))
+    entropy = 0.0 if isinstance(setting.problem, UCMLE) else grids.least_entropy(k, f)
+    # One cluster of the smallest size needs the value, all others have the smallest y.
+    lowest, starts = plan.y_min, np.asarray(plan.variance_starts)
+    least = total * (entropy + d / 2 * (lowest + (starts - lowest) / f))
+    return values[: max(1, int((least < near).sum()))]
+
+
+def all_subsets(setting: Setting, plan: Plan, pruning: Pruning, known_cost: float) -> Source:
+    """Return the means of all m-subsets of the points, for every cluster."""
+    if plan.peak_bytes > MAX_BYTES:
+        raise ValueError(
+            f"all {plan.m}-subsets of {plan.n} points take {plan.peak_bytes / 2**30:.1f} GiB; give "
+            "a delta, or raise eps or eta"
+        )
+    points = numerics.prepare(setting.points, setting.weight)
+    k, exponents = plan.n_clusters, plan.weight_exponents
+    values = _values(setting, plan, pruning, known_cost)
+    means = sampling.subset_means(points.x, plan.m)
+    slope, constant = setting.costs(values)
+    columns = scoring.component_columns(points.x, points.weight, means, slope, constant)
+    weighs = not isinstance(setting.problem, UCMLE)
+    ratio = (plan.balance - k + 1) ** (1 / exponents) if exponents > 1 else 1.0
+
+    def component(powers: range) -> _Component:
+        """Return the columns of a component whose weight is one of these powers of the ratio."""
+        # At most 1, so that no cost is negative.
+        mass = ratio ** (np.arange(powers.start, powers.stop) - (exponents - 1.0))
+        offset = -np.log(mass)[:, None, None] * np.asarray(points.weight)[None, None]
+        shifted = columns[None] + jnp.asarray(offset, columns.dtype) if weighs else columns[None]
+        return _Component(
+            columns=shifted.reshape(-1, columns.shape[1]),
+            mean=np.tile(np.repeat(np.arange(means.shape[0]), len(values)), len(mass)),
+            variance=setting.variances(np.tile(values, means.shape[0] * len(mass))),
+            mass=np.repeat(mass, columns.shape[0]),
+        )
+
+    # Tuples of powers that differ by a common shift are the same: one of them has to be 0. So
+    # cases by the first that is: those before it are larger, those after it anything.
+    zero, positive, every = range(1), range(1, exponents), range(exponents)
+    cases = []
+    for j in range(k if exponents > 1 else 1):
+        kinds = [positive] * j + [zero] + [every] * (k - 1 - j)
+        made = {kind: component(kind) for kind in set(kinds)}
+        cases.append([made[kind] for kind in kinds])
+    return _products(setting, [means] * k, cases, weighs, pruning)
+
+
+def paper_candidates(setting: Setting, key: Array, limit: float, pruning: Pruning) -> Source:
+    """Return some of the paper's own candidates: superset means, its sizes and its variances."""
+    plan = make_plan(setting.instance, setting.target, setting.problem, "paper")
+    points = numerics.prepare(setting.points, setting.weight)
+    k, eps = plan.n_clusters, plan.e_m
+    most = MAX_BYTES // scoring.product_bytes(k, 1, plan.n)
+    count = max(1, min(int(limit ** (1 / k) * (1 + 1e-12)), most // 4, 2**16))
+    pool = sampling.make_pool(points.x, setting.weight)
+    steps = math.ceil(math.log(plan.balance) / math.log1p(eps) - 1e-9)
+    shares = (1 + eps) ** np.arange(1, steps + 1) / plan.balance
+    gamma = plan.y_max + 2 / plan.d * math.log(k)
+    values = grids.printed_variances(shares, gamma, gamma * plan.balance, eps)
+    values = np.clip(values, max(1.0, plan.y_min), plan.y_max)
+    weighs = not isinstance(setting.problem, UCMLE)
+    sample_size = math.ceil(plan.m * plan.balance - 1e-9)
+    all_means, components = [], []
+    for j in range(k):
+        means_key, pick_key = jax.random.split(jax.random.fold_in(key, j))
+        means = sampling.superset_means(means_key, pool, sample_size, plan.m, count)
+        shape = (means.shape[0], *values.shape)
+        total = math.prod(shape)
+        pick = np.arange(total)
+        if total > count:
+            picked = jax.random.choice(pick_key, total, (count,), replace=False)
+            pick = np.sort(np.asarray(picked))
+        mean, size, value = np.unravel_index(pick, shape)
+        slope, constant = setting.costs(values[size, value])
+        square = numerics.squared_distances(points.x.T, means[mean])
+        cost = square * slope[:, None] + constant[:, None]
+        mass = shares[size] / shares.max()
+        if weighs:
+            cost = cost - jnp.asarray(np.log(mass), cost.dtype)[:, None]
+        components.append(
+            _Component(
+                columns=cost * points.weight,
+                mean=mean,
+                variance=setting.variances(values[size, value]),
+                mass=mass,
+            )
+        )
+        all_means.append(means)
+    return _products(setting, all_means, [components], weighs, pruning)
+
+
+class _Component(NamedTuple):
+    """The columns of a component, and what each stands for."""
+
+    columns: Array
+    mean: np.ndarray
+    variance: np.ndarray
+    mass: np.ndarray
+
+
+def _products(
+    setting: Setting,
+    means: list[Array],
+    cases: list[list[_Component]],
+    weighs: bool,
+    pruning: Pruning,
+) -> Source:
+    """Return the candidates of a few products of columns, one after the other."""
+    points = numerics.prepare(setting.points, setting.weight)
+    dtype, k = points.x.dtype, len(means)
+    total_weight = setting.instance.total
+    sizes = [[len(component.mass) for component in case] for case in cases]
+    totals = [math.prod(size) for size in sizes]
+
+    def steps(n_best: int) -> Iterator[tuple[int, Best]]:
+        # The first of the indices is the case.
+        best = scoring.nothing_yet(n_best, 1 + k, dtype)
+        before = 0
+        for i, case in enumerate(cases):
+            columns = tuple(component.columns for component in case)
+            mass = tuple(jnp.asarray(component.mass, dtype) for component in case)
+            product = scoring.prepare_product(columns, mass if weighs else None, total_weight)
+            merged = best
+            for done, found in _walk(product, sizes[i], n_best, pruning):
+                case_index = jnp.full((n_best, 1), i, jnp.int32)
+                choice = jnp.concatenate([case_index, found.choice], axis=1)
+                merged = scoring.merge(best, found.cost, choice)
+                yield before + done, merged
+            best, before = merged, before + totals[i]
+
+    def mixtures(best: Best) -> Mixture:
+        index = np.asarray(best.choice)
+        parts: dict[str, list[Any]] = {"mean": [], "variance": [], "mass": []}
+        for case, *columns in index:
+            chosen = [cases[case][j] for j in range(k)]
+            parts["mean"].append([chosen[j].mean[c] for j, c in enumerate(columns)])
+            parts["variance"].append([chosen[j].variance[c] for j, c in enumerate(columns)])
+            parts["mass"].append([chosen[j].mass[c] for j, c in enumerate(columns)])
+        mean = np.asarray(parts["mean"])
+        mass = np.asarray(parts["mass"]) if weighs else np.ones(mean.shape)
+        return Mixture(
+            weights=jnp.asarray(mass / mass.sum(axis=1, keepdims=True), dtype),
+            means=jnp.stack([means[j][mean[:, j]] for j in range(k)], axis=1) + points.shift,
+            variances=jnp.asarray(np.asarray(parts["variance"]), dtype),
+        )
+
+    return Source(sum(totals), steps, mixtures)
+
+
+def _walk(
+    product: scoring.Product, sizes: list[int], n_best: int, pruning: Pruning
+) -> Iterator[tuple[int, Best]]:
+    """Walk one product; yield how many candidates are done, and the best of them."""
+    *first, columns = sizes
+    rows = math.prod(first)
+    tile = scoring.tile_rows(product, rows)
+    best = scoring.nothing_yet(n_best, len(sizes), product.last.dtype)
+    start = jnp.zeros(len(first), jnp.int32)
+    done = 0
+
+    def run(tiles: int) -> None:
+        nonlocal best, start, done
+        state = scoring.walk_product(
+            product, best, start, tiles, columns=columns, tile_rows=tile, pruning=pruning
+        )
+        best, start = jax.block_until_ready(state)
+        done = min(rows, done + tiles * tile)
+
+    for _ in _paced(run, -(-rows // tile), 1, 2**20):
+        yield done * columns, best
