@@ -12,8 +12,9 @@ Below, N is the sum of the point weights and n_k the weight of cluster k.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -690,3 +691,178 @@ def random_mixture_data(
     free = rng.choice(k, size=max(n - 2 * k, 0), p=rng.dirichlet(np.full(k, 2.0)))
     labels = rng.permutation(np.concatenate([np.arange(2 * k) % k, free])[:n])
     return centres[labels] + deviations[labels, None] * rng.normal(size=(n, d)), labels
+
+
+def product_costs(columns: list[Floats], masses: list[Floats] | None, total: float) -> Floats:
+    """Return sum_n min_j columns[j][i_j, n] for every (i_1, ..., i_k), as [c_1, ..., c_k].
+
+    The columns hold point costs that are weighted already. With masses, the unnormalised weights
+    of the columns, total * ln(sum_j masses[j][i_j]) is added.
+    """
+    columns = [np.asarray(column, np.float64) for column in columns]
+    costs = np.empty([len(column) for column in columns])
+    for index in np.ndindex(costs.shape):
+        chosen = [column[i] for column, i in zip(columns, index, strict=True)]
+        costs[index] = np.min(chosen, axis=0).sum()
+        if masses is not None:
+            mass = math.fsum(float(mass[i]) for mass, i in zip(masses, index, strict=True))
+            costs[index] += total * math.log(mass)
+    return costs
+
+
+def smallest_entries(costs: ArrayLike, m: int) -> tuple[list[float], list[tuple[int, ...]]]:
+    """Return the m smallest entries of an array and their indices.
+
+    By value, and equal values by index. All of them when there are fewer.
+    """
+    costs = np.asarray(costs)
+    entries = sorted((float(costs[index]), index) for index in np.ndindex(costs.shape))[:m]
+    return [value for value, _ in entries], [index for _, index in entries]
+
+
+def block_means_costs(
+    x: ArrayLike,
+    weight: ArrayLike | None,
+    means: ArrayLike,
+    variances: ArrayLike,
+    log_weights: ArrayLike,
+    problem: str = "cmle",
+    beta: float = 1.0,
+) -> Floats:
+    """Return what means [k, d] cost with every tuple of weights and of variances: [w, g, ..., g].
+
+    log_weights is [w, k] and variances [g]; every component takes any of the variances.
+    """
+    means, variances = _points(means), np.asarray(variances, np.float64)
+    weights = np.exp(np.asarray(log_weights, np.float64))
+    costs = np.empty((len(weights), *[len(variances)] * len(means)))
+    for row, *choice in np.ndindex(costs.shape):
+        mixture = (weights[row], means, variances[choice])
+        costs[(row, *choice)] = model_cost(x, *mixture, problem, beta, weight)
+    return costs
+
+
+def subset_means(x: ArrayLike, m: int) -> Floats:
+    """Return the mean of every m-subset of the points, in lexicographic order."""
+    x = _points(x)
+    return np.array([x[list(s)].mean(axis=0) for s in itertools.combinations(range(len(x)), m)])
+
+
+def phi(t: ArrayLike, e: ArrayLike) -> Floats:
+    """Return t + (1 + e) exp(-t) - 1.
+
+    In units of d/2 a point, what a cluster costs in excess when its variance is off by a factor
+    exp(t) and its mean by |shift|^2 = e d s^2.
+    """
+    t, e = np.asarray(t, np.float64), np.asarray(e, np.float64)
+    return t + (1 + e) * np.exp(-t) - 1
+
+
+def min_entropy(k: int, f: float) -> float:
+    """Return the least entropy of k weights of at least 1/f.
+
+    Entropy is concave, so that it is least at a vertex: all weights but one are as small as can be.
+    """
+    vertex = [1 / f] * (k - 1) + [1 - (k - 1) / f]
+    return -math.fsum(w * math.log(w) for w in vertex if w > 0)
+
+
+def joint_excess(
+    x: ArrayLike,
+    labels: ArrayLike,
+    k: int,
+    means: ArrayLike,
+    variances: ArrayLike,
+    weights: ArrayLike,
+) -> float:
+    """Return L_X(theta, C) - L_X(C): what a mixture costs more than the partition's own."""
+    own = partition_cost(x, labels, k)
+    return joint_cost(x, labels, weights, means, variances) - own
+
+
+def cover_excess(
+    y: ArrayLike, values: ArrayLike, e: float, slope: float, constant: float
+) -> Floats:
+    """Return, for every y, the least phi(v - y; e) over the values v, less slope * y + constant.
+
+    The values cover y if that is at most 0.
+    """
+    y = np.asarray(y, np.float64)
+    costs = [phi(value - y, e) for value in np.asarray(values, np.float64)]
+    return np.min(costs, axis=0) - (slope * y + constant)
+
+
+def _bisect(function: Callable[[Floats], Floats], low: Floats, high: Floats) -> Floats:
+    """Return where a function passes from <= 0 at low to > 0 at high, from below."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        inside = function(middle) <= 0
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return low
+
+
+def greedy_cover(
+    e: ArrayLike, y_min: float, y_max: float, slope: float, constant: float, most: int = 12
+) -> Floats:
+    """Return how many values cover y_min to y_max, for every mean error e; inf if over `most`.
+
+    From y, the largest v with phi(v - y; e) <= slope y + constant; then the largest y that v
+    serves, and on from there.
+    """
+    e = np.asarray(e, np.float64)
+    y, count = np.full(e.shape, y_min), np.zeros(e.shape)
+    possible = np.log1p(e) <= slope * y_min + constant
+    for _ in range(most):
+        going = possible & ((y < y_max) | (count == 0))
+        if not going.any():
+            break
+        room = slope * y + constant
+        least = y + np.log1p(e)
+        v = _bisect(lambda v, y=y, room=room: phi(v - y, e) - room, least, least + room + 1)
+        # From where the slope in y is 0, phi(v - y; e) - slope * y rises.
+        flat = v - np.log((1 + e) / (1 + slope))
+        end = flat + np.log(2 + slope * v + constant) + 2 + slope
+        last = _bisect(lambda y, v=v: phi(v - y, e) - (slope * y + constant), flat, end)
+        y, count = np.where(going, last, y), count + going
+    return np.where(possible & (y >= y_max), count, np.inf)
+
+
+def best_plan(
+    k: int,
+    d: int,
+    eps: float | None,
+    eta: float | None,
+    delta: float,
+    f: float,
+    y_min: float,
+    y_max: float,
+    exponents: int = 1,
+    fineness: int = 400,
+) -> tuple[float, int, float, int]:
+    """Return the fewest tuples over a dense grid of (m, e_m), and (m, e_m, grid values).
+
+    The weights are uniform, or powers of a ratio with so many exponents. Tuples are
+    R g^k |W|: R = ceil(ln delta / ln(1 - p)), p = k! (prod w)^m (1 - 1 / (m e_m)).
+    """
+    entropy = min_entropy(k, f)
+    divergence = math.log(k) - entropy
+    if exponents > 1:
+        divergence = (math.log(f - k + 1) / exponents) ** 2 / 8
+    weight_tuples = exponents**k - (exponents - 1) ** k
+    credit = eta if eps is None else eps * entropy
+    slope, constant = eps or 0.0, 2 / d * (credit - divergence) - 1e-6
+    if slope * y_min + constant <= 0:
+        return math.inf, 0, math.nan, 0
+    limit = math.expm1(slope * y_min + constant)
+    errors = limit * np.arange(1, fineness + 1) / fineness
+    counts = greedy_cover(errors, y_min, y_max, slope, constant)
+    product = (1 / f) ** (k - 1) * (1 - (k - 1) / f)
+    best = (math.inf, 0, math.nan, 0)
+    for m in range(1, math.ceil(1 / limit) + 40):
+        for e, count in zip(errors, counts, strict=True):
+            p = math.factorial(k) * product**m * (1 - 1 / (m * e))
+            if p > 0 and math.isfinite(count):
+                repetitions = 1 if p >= 1 else math.ceil(math.log(delta) / math.log1p(-p))
+                total = repetitions * count**k * weight_tuples
+                best = min(best, (float(total), m, float(e), int(count)))
+    return best

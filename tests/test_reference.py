@@ -556,3 +556,68 @@ def test_mixture_data_has_every_component_twice():
     x, labels = reference.random_mixture_data(np.random.default_rng(17), 11, 2, 5, 3.0)
     assert x.shape == (11, 2)
     assert np.bincount(labels, minlength=5).min() >= 2
+
+
+def test_product_costs_are_those_of_naive_scoring():
+    rng = np.random.default_rng(20)
+    x, a = rng.normal(size=(7, 2)), rng.uniform(size=7)
+    _, means, _ = random_mixture(rng, 3, 2)
+    variances, log_weights = np.array([0.5, 2.0]), np.log([[0.2, 0.3, 0.5], [0.5, 0.25, 0.25]])
+    costs = reference.block_means_costs(x, a, means, variances, log_weights)
+    assert costs.shape == (2, 2, 2, 2)
+    # The same by columns, with weights that are normalised afterwards only.
+    for row, log_weight in enumerate(log_weights):
+        columns, masses = [], []
+        for mean, share in zip(means, np.exp(log_weight), strict=True):
+            one = [reference.point_costs(x, [3 * share], [mean], [v])[:, 0] for v in variances]
+            columns.append(a * np.array(one))
+            masses.append(np.full(2, 3 * share))
+        product = reference.product_costs(columns, masses, a.sum())
+        np.testing.assert_allclose(product, costs[row], rtol=1e-12)
+    mixture = (np.exp(log_weights[1]), means, variances[[0, 1, 1]])
+    expected = reference.model_cost(x, *mixture, sample_weight=a)
+    assert costs[1, 0, 1, 1] == pytest.approx(expected, rel=1e-12)
+
+
+def test_smallest_entries_by_hand():
+    costs = np.array([[2.0, 1.0, 1.0], [0.5, 2.0, 1.0]])
+    values, indices = reference.smallest_entries(costs, 4)
+    assert values == [0.5, 1.0, 1.0, 1.0]
+    assert indices == [(1, 0), (0, 1), (0, 2), (1, 2)]
+    assert len(reference.smallest_entries(costs, 9)[0]) == 6
+
+
+def test_subset_means_by_hand():
+    assert reference.subset_means([0.0, 2.0, 10.0], 2)[:, 0].tolist() == [1.0, 5.0, 6.0]
+
+
+def test_phi_is_least_where_the_variance_makes_up_for_the_mean():
+    t = np.linspace(-2, 4, 6001)
+    for e in (0.0, 0.3, 5.0):
+        values = reference.phi(t, e)
+        assert values.min() == pytest.approx(math.log1p(e), abs=1e-6)
+        assert t[values.argmin()] == pytest.approx(math.log1p(e), abs=1e-3)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+def test_greedy_cover_takes_as_few_values_as_a_search_over_a_fine_grid(slope):
+    low, high, constant = 1.0, 4.0, 0.3
+    y = np.linspace(low, high, 601)
+    for e in (0.1, 0.25):
+        # Which of many values serves which y; then the fewest that serve all, from the left.
+        candidates = np.linspace(low, high + 2, 3001)
+        serves = reference.phi(candidates[:, None] - y, e) <= slope * y + constant
+        first, count = 0, 0
+        while first < len(y):
+            first += max(int((~row[first:]).argmax()) or len(y) for row in serves if row[first])
+            count += 1
+        assert reference.greedy_cover([e], low, high, slope, constant)[0] == count
+
+
+def test_the_naive_plan_by_hand():
+    # One y, so that one value does, for any e_m up to e - 1; draws of one point each.
+    total, m, e, values = reference.best_plan(2, 2, None, 1.0, 0.5, 2.0, 1.0, 1.0)
+    assert (m, values) == (1, 1)
+    assert 1 < e < math.e - 1
+    most = 2 / 4 * (1 - 1 / (math.e - 1))
+    assert total == math.ceil(math.log(0.5) / math.log(1 - most)) == 3

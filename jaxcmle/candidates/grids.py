@@ -110,7 +110,8 @@ def largest_mean_errors(low: float, high: float, allowance: Allowance) -> Floats
     allowance_low = allowance.slope * low + allowance.constant - MARGIN
     if not allowance_low > 0:
         return np.zeros(0)
-    limit = math.expm1(allowance_low) * (1 - 1e-9)
+    # Means may err without limit where anything is allowed.
+    limit = math.expm1(min(allowance_low, 300.0)) * (1 - 1e-9)
 
     narrowed = Allowance(allowance.slope, allowance.constant - MARGIN)
     if allowance.slope == 0:
@@ -152,7 +153,7 @@ def _equal_steps(length: float, limit: float, allowance: Allowance) -> Floats:
     origin = np.zeros(MAX_VALUES)
 
     def fits(errors: Floats) -> NDArray[np.bool_]:
-        return counts * _serve(origin, errors, allowance)[1] >= length
+        return counts * _serve(origin, errors, allowance)[1] >= length * (1 + 1e-9)
 
     possible = fits(low)
     for _ in range(50):
@@ -246,7 +247,7 @@ def printed_sizes(n_clusters: int, balance: float, eps: float) -> Floats:
     Sizes are `(1 + eps)^i N / f`, i from 1 to `ceil(log_{1 + eps} f)`: each at least the true
     size and at most `1 + eps` times it, so only tuples that add up to N to (1 + eps) N are kept.
     """
-    count = math.ceil(math.log(balance) / math.log1p(eps) - 1e-9)
+    count = max(1, math.ceil(math.log(balance) / math.log1p(eps) - 1e-9))
     shares = (1 + eps) ** np.arange(1, count + 1) / balance
     grid = np.stack(np.meshgrid(*[shares] * n_clusters, indexing="ij"), axis=-1)
     tuples = grid.reshape(-1, n_clusters)
@@ -263,7 +264,7 @@ def printed_variances(weights: ArrayLike, gamma: float, cost_balance: float, eps
     $\exp(\frac{2 (1 + \epsilon) \hat N}{n_k d} - \ln 2 \pi - 1)$.
 
     Args:
-        weights: of any shape.
+        weights: `n_k / N` of the paper's sizes as they are, not normalised; of any shape.
         gamma: the optimum is at most `N d / 2 * gamma`.
         cost_balance: g; a cluster costs at least `1 / g` of the sum.
         eps: the ratio of the grid, less 1.

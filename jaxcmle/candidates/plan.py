@@ -33,8 +33,8 @@ Scale = Literal["tight", "paper"]
 
 # The y range of data comes from float32: widened by this, so that its rounding cannot matter.
 RANGE_SLACK = 1e-4
-# Grids of weights with more exponents than this are not looked at.
-MAX_EXPONENTS = 48
+# The numbers of exponents that grids of weights may have.
+EXPONENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48)
 # The smallest y on either scale: variances of at least 1/(2 pi), and of at least 1/pi.
 SMALLEST_Y = {"tight": 1.0, "paper": 1 + math.log(2)}
 
@@ -84,7 +84,7 @@ class Target(NamedTuple):
     delta: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """What a guarantee takes. `print` it, or take `to_dict()`.
 
@@ -112,6 +112,7 @@ class Plan:
         variance_values: the grid of `ln(2 pi e variance)` on the scale.
         variance_starts: where the range of y that each value has to serve starts.
         grid_values: how many values the grid of variances has.
+        estimates: how often the grid of variances is tried; more than once only in the paper.
         weight_exponents: the weights are powers of a ratio, with so many exponents; 1 if uniform.
         weight_tuples: how many tuples of weights there are.
         tuples: candidates in all.
@@ -143,6 +144,7 @@ class Plan:
     variance_values: tuple[float, ...]
     variance_starts: tuple[float, ...]
     grid_values: int
+    estimates: int = 1
     weight_exponents: int
     weight_tuples: int
     tuples: int
@@ -189,6 +191,14 @@ class Plan:
                 values[name] = None
         return values | {"seconds": self.seconds}
 
+    def __repr__(self) -> str:
+        """Return a few of the numbers: some of the others may have thousands of digits."""
+        claim = f"eps={self.eps:g}" if self.eps is not None else f"eta={self.eta:g}"
+        return (
+            f"Plan(algorithm={self.algorithm!r}, n_clusters={self.n_clusters}, {claim}, "
+            f"delta={self.delta:g}, log10_tuples={self.log10_tuples:.2f})"
+        )
+
     def __str__(self) -> str:
         """Return the plan in a few lines."""
         n, k = self.n, self.n_clusters
@@ -216,6 +226,8 @@ class Plan:
             )
         weights = "uniform" if self.weight_tuples == 1 else f"{_count(self.weight_tuples)} tuples"
         values = "fixed" if self.problem == "WKM" else f"{self.grid_values} values a cluster"
+        if self.estimates > 1:
+            values += f" for each of {self.estimates} estimates"
         lines.append(f"  grids       variances {values}, weights {weights}")
         lines.append(
             f"  candidates  {_count(self.tuples)} tuples, {_count(self.point_evaluations)} point "
@@ -283,7 +295,7 @@ def plan(
     else:
         if shape is not None:
             raise ValueError("give x or shape, not both")
-        points, weight = inputs.to_points(x, sample_weight)
+        points, weight, _ = inputs.without_padding(*inputs.to_points(x, sample_weight))
         instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
     return make_plan(instance, target, problem, algorithm)
 
@@ -332,7 +344,6 @@ def measure(
     bounds = y_range(points, size, sample_weight=weight, max_points=max_points)
     low, high = float(bounds.low), float(bounds.high)
     shared: dict[str, Any] = {"n": n, "d": d, "n_clusters": k, "total": total, "min_size": size}
-    weighted = weight is not None and not bool((weight == 1).all())
     if isinstance(problem, WKM):
         beta = float(problem.beta)  # type: ignore[arg-type]
         whole = numerics.whole_moments(numerics.prepare(points, weight))
@@ -344,15 +355,13 @@ def measure(
             scale=None,
             spread_low=beta * d * math.exp(low - 1) / (2 * math.pi) * (1 - RANGE_SLACK),
             spread_high=beta * float(whole.scatter[0]) / total * (1 + RANGE_SLACK),
-            weighted=weighted,
+            weighted=weight is not None,
         )
-    if scale == "paper":
+    shift, reason = 1 - low, f"points that weigh {size:g}, enough for a cluster, coincide"
+    if scale == "paper" and math.isfinite(low):
         report = check_instance(points, max_points=max_points)
         closest, reason = report.min_distance_sq, "two points coincide"
         shift = math.log(report.required / closest) if closest > 0 else math.inf
-    else:
-        reason = f"{size:g} points, enough for a cluster, coincide"
-        shift = 1 - low
     if not math.isfinite(shift):
         raise ValueError(
             f"this instance is not well-defined on the {scale} scale, because {reason}: remove "
@@ -367,7 +376,7 @@ def measure(
         scale=scale,
         spread_low=0.0,
         spread_high=math.inf,
-        weighted=weighted,
+        weighted=weight is not None,
     )
 
 
@@ -533,10 +542,9 @@ def _weight_grids(instance: Instance, target: Target, problem: Problem) -> list[
         assert target.eps is not None
         credit, uniform = target.eps * entropy, (1 + target.eps) * entropy - math.log(k)
     weights = [_Weights(1, max(credit, uniform)), _Weights(1, uniform)]
-    if balance - k > 1e-9:
+    if k > 1 and balance - k > 1e-9:
         weights += [
-            _Weights(a, credit - grids.geometric_divergence(k, balance, a))
-            for a in range(2, MAX_EXPONENTS + 1)
+            _Weights(a, credit - grids.geometric_divergence(k, balance, a)) for a in EXPONENTS
         ]
     return weights
 
@@ -554,20 +562,19 @@ def _mean_choices(
     k, n = instance.n_clusters, instance.n
     if not errors or max(errors) <= 0:
         return
-    cheapest, m = math.inf, math.floor(1 / max(errors)) if max(errors) < 1e9 else 0
-    # More points to a mean only help the means: stop once the draws alone cost more than all.
+    fewest = k * math.log(1 + next(i for i, error in enumerate(errors) if error > 0))
+    cheapest, m = math.inf, math.floor(1 / max(errors))
+    # More points to a mean only help the means: stop once the draws cost too much whatever else.
     while True:
         m += 1
         if target.delta == 0:
             if m > min(instance.min_size, n):
                 return
-            means = k * math.log(math.comb(n, m))
+            means = k * (math.lgamma(n + 1) - math.lgamma(m + 1) - math.lgamma(n - m + 1))
         else:
             means = _log_repetitions(_log_success(instance, m, 0.0), target.delta)
-        if means > cheapest:
-            if target.delta > 0 or m > n // 2:
-                return
-            continue
+        if means + fewest >= cheapest:
+            return
         for grid_values, error in enumerate(errors, start=1):
             if m * error <= 1:
                 continue
@@ -595,13 +602,11 @@ def _wkm_error(instance: Instance, target: Target, weights: _Weights) -> float:
     claim leaves `eps * spread + left`. The worst spread of the range decides.
     """
     low, high = instance.spread_low, instance.spread_high
-    if target.eta is not None:
-        return (weights.left - grids.MARGIN) / high if weights.left > grids.MARGIN else 0.0
-    assert target.eps is not None
     left = weights.left - grids.MARGIN
+    factor = target.eps or 0.0
     if left >= 0:
-        return target.eps + (left / high if high > 0 else math.inf)
-    return max(0.0, target.eps + left / low) if low > 0 else 0.0
+        return factor + (left / high if high > 0 else math.inf)
+    return max(0.0, factor + left / low) if low > 0 else 0.0
 
 
 def _log_success(instance: Instance, m: int, beta: float) -> float:
@@ -655,7 +660,9 @@ def _paper_plan(instance: Instance, target: Target, problem: Problem) -> Plan:
     step = math.log1p(eps)
     m = math.ceil(1 / (eps * target.delta))
     sampled = math.ceil(m * balance - 1e-9)
-    sizes = 1 if isinstance(problem, UCMLE) else math.ceil(math.log(balance) / step - 1e-9)
+    sizes = max(1, math.ceil(math.log(balance) / step - 1e-9))
+    if isinstance(problem, UCMLE):
+        sizes = 1
     gamma = instance.y_high + 2 / d * math.log(k)
     estimates = math.ceil(math.log(gamma) / step)
     values = math.ceil(math.log(gamma * balance) / step) + 2
@@ -675,7 +682,8 @@ def _paper_plan(instance: Instance, target: Target, problem: Problem) -> Plan:
         mean_tuples=mean_tuples,
         variance_values=(),
         variance_starts=(),
-        grid_values=estimates * values,
+        grid_values=values,
+        estimates=estimates,
         weight_exponents=sizes,
         weight_tuples=sizes**k,
         tuples=tuples,

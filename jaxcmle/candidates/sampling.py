@@ -183,7 +183,7 @@ def _next_repetitions(
             blocks, means, number, place < count, grid, best, pruning=pruning, tile=tile
         )
 
-    return lax.fori_loop(0, -(-count // chunk), one_chunk, best)
+    return lax.fori_loop(jnp.int32(0), -(-count // chunk), one_chunk, best)
 
 
 def subset_means(x: Array, m: int) -> Array:

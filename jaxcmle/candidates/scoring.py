@@ -141,7 +141,7 @@ def _smallest_entries(costs: Array, m: int) -> tuple[Array, Array, Array]:
     kept = min(m, rows)
     row = jnp.sort(lax.top_k(-costs.min(axis=1), kept)[1])
     values, flat = lax.top_k(-costs[row].reshape(-1), min(m, kept * columns))
-    return -values, row[flat // columns], flat % columns
+    return -values, row[flat // columns].astype(jnp.int32), (flat % columns).astype(jnp.int32)
 
 
 def _min_sum(parts: Sequence[Array]) -> Array:
@@ -249,6 +249,8 @@ def _prepare_product(
     columns: tuple[Array, ...], mass: tuple[Array, ...] | None, total: Any, width: int
 ) -> Product:
     n = columns[0].shape[1]
+    # A cost that is not a number is no bargain.
+    columns = tuple(jnp.where(jnp.isnan(column), jnp.inf, column) for column in columns)
     extra = -n % (BLOCK if n > BLOCK else UNROLL)
     first = tuple(jnp.pad(column, ((0, 0), (0, extra))) for column in columns[:-1])
     count = columns[-1].shape[0]
@@ -325,7 +327,7 @@ def _walk_product(
             carry = digit // first[j].shape[0]
             digits.append(digit % first[j].shape[0])
         if not digits:
-            return jnp.zeros((tile_rows, 0), jnp.int32), carry + start.sum() == 0
+            return jnp.zeros((tile_rows, 0), jnp.int32), carry == 0
         return jnp.stack(digits[::-1], axis=1), carry == 0
 
     def one_tile(_: Array, state: tuple[Best, Array]) -> tuple[Best, Array]:
@@ -361,7 +363,7 @@ def _walk_product(
 
             def take(best: Best) -> Best:
                 values, row, column = _smallest_entries(cost, m)
-                picked = jnp.concatenate([index[row], column[:, None].astype(jnp.int32)], axis=1)
+                picked = jnp.concatenate([index[row], column[:, None]], axis=1)
                 return merge(best, values, picked)
 
             return lax.cond(cost.min() <= best.cost[-1], take, lambda best: best, best)
@@ -396,7 +398,7 @@ def _walk_product(
         after = after.at[0].add(carry * first[0].shape[0])
         return best, after.astype(jnp.int32)
 
-    return lax.fori_loop(0, tiles, one_tile, (best, start))
+    return lax.fori_loop(jnp.int32(0), tiles, one_tile, (best, start))
 
 
 def product_bytes(k: int, columns: int, n: int, itemsize: int = 4) -> int:
@@ -519,15 +521,15 @@ def _score_repetitions(
     by_feature = means.transpose(2, 1, 0)
     if pruning.completions:
         bound = jnp.where(valid, optimistic(by_feature), jnp.inf)
-        order = jnp.argsort(bound)
+        order = jnp.argsort(bound).astype(jnp.int32)
     else:
         bound = jnp.where(valid, -jnp.inf, jnp.inf).astype(dtype)
-        order = jnp.arange(s)
+        order = jnp.arange(s, dtype=jnp.int32)
 
     def one_tile(state: tuple[Array, Best]) -> tuple[Array, Best]:
         place, best = state
         # Inside a tile the order is that of the repetitions, so that ties go the same way.
-        position = place + jnp.arange(tile)
+        position = place + jnp.arange(tile, dtype=jnp.int32)
         member = jnp.sort(jnp.where(position < s, order[jnp.minimum(position, s - 1)], s))
         inside = member < s
         member = jnp.minimum(member, s - 1)
@@ -536,7 +538,7 @@ def _score_repetitions(
 
         def some_weights(t: Array, best: Best) -> Best:
             limit = _give_up_above(best) if pruning.partial_sums else jnp.asarray(jnp.inf, dtype)
-            index = t * together + jnp.arange(together)
+            index = t * together + jnp.arange(together, dtype=jnp.int32)
             cost = score_tile(mean, log_weights[jnp.minimum(index, w - 1)], limit)
             cost = cost.reshape(together, g**k, tile)
             cost = jnp.where((index < n_weights)[:, None, None] & inside, cost, jnp.inf)
@@ -550,7 +552,9 @@ def _score_repetitions(
 
             return lax.cond(cost.min() <= best.cost[-1], take, lambda best: best, best)
 
-        return place + tile, lax.fori_loop(0, -(-n_weights // together), some_weights, best)
+        return place + tile, lax.fori_loop(
+            jnp.int32(0), -(-n_weights // together), some_weights, best
+        )
 
     def unfinished(state: tuple[Array, Best]) -> Array:
         place, best = state

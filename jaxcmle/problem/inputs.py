@@ -28,6 +28,7 @@ __all__ = [
     "to_points",
     "to_problem",
     "to_python",
+    "without_padding",
 ]
 
 
@@ -52,6 +53,25 @@ def to_points(x: Any, sample_weight: Any = None) -> tuple[Array, Array | None]:
         weight = _to_weight(sample_weight, points)
         _check_values(array, points, weight)
     return points, weight
+
+
+def without_padding(
+    points: Array, weight: Array | None
+) -> tuple[Array, Array | None, np.ndarray | None]:
+    """Return the points of positive weight, their weights, and which they are; None for all.
+
+    For work on the host: shapes depend on the values. Weights that are all 1 become None.
+    """
+    if _is_traced(points, weight):
+        raise TypeError(
+            "plan and approximate need the values of x and sample_weight, and got tracers: call "
+            "them outside jit, vmap and grad"
+        )
+    if weight is None:
+        return points, None, None
+    present = np.flatnonzero(np.asarray(weight) > 0)
+    points, weight = points[present], weight[present]
+    return points, None if (weight == 1).all() else weight, present
 
 
 def to_key(key: Any) -> Array:

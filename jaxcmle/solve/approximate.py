@@ -142,19 +142,15 @@ def approximate(
     pruning = prune if isinstance(prune, Pruning) else Pruning() if prune else NO_PRUNING
     shown = Progress(progress)
 
-    points, weight = inputs.to_points(x, sample_weight)
-    everything, present = points, None
-    if weight is not None:
-        # Points of weight 0 are padding: they take no part, and get a label at the end.
-        present = np.flatnonzero(np.asarray(weight) > 0)
-        points, weight = points[present], weight[present]
-        weight = None if (weight == 1).all() else weight
+    everything, weight = inputs.to_points(x, sample_weight)
+    # Points of weight 0 are padding: they take no part, and get a label at the end.
+    points, weight, present = inputs.without_padding(everything, weight)
     instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
     inputs.check_enough_points(points, weight, instance.n_clusters)
     answers = _Answers(Setting(points, weight, problem, instance, target), max_points)
 
     incumbent = None
-    if certificate:
+    if certificate and guarantee:
         incumbent = answers.local(jax.random.fold_in(key, 1), n_starts)
         if answers.prove(incumbent):
             return _for_all(everything, present, answers.certified(incumbent), problem)
