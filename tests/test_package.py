@@ -25,12 +25,28 @@ ORDER = (
     "jaxcmle.problem.bounds",
     "jaxcmle.refine.cem",
     "jaxcmle.candidates.seeding",
+    "jaxcmle.candidates.grids",
+    "jaxcmle.candidates.scoring",
+    "jaxcmle.candidates.plan",
+    "jaxcmle.candidates.sampling",
+    "jaxcmle.solve.progress",
+    "jaxcmle.solve.sizes",
+    "jaxcmle.solve.sources",
+    "jaxcmle.solve.advice",
+    "jaxcmle.solve.approximate",
     "jaxcmle",
     "jaxcmle.apps.datasets",
     "jaxcmle.apps.cli",
     "jaxcmle.__main__",
 )
-PACKAGES = ("jaxcmle", "jaxcmle.problem", "jaxcmle.refine", "jaxcmle.candidates", "jaxcmle.apps")
+PACKAGES = (
+    "jaxcmle",
+    "jaxcmle.problem",
+    "jaxcmle.refine",
+    "jaxcmle.candidates",
+    "jaxcmle.solve",
+    "jaxcmle.apps",
+)
 
 
 def modules():

@@ -93,8 +93,8 @@ def test_values_do_not_retrace(precision, monkeypatch):
         ],
     )
     retraced(
-        bounds._lower_bound,
-        "_lower_bound",
+        bounds._bound_terms,
+        "_bound_terms",
         monkeypatch,
         bounds,
         [
@@ -154,7 +154,7 @@ def test_hot_functions_lower_for_accelerators(name, platform, precision):
     programs = (
         (lambda *given: cem_module._cem_stack(*given, problem, limits), (x, weight, starts)),
         (lambda *given: score._score(*given, problem), (x, weight, starts)),
-        (lambda x: bounds._lower_bound(x, None, k, size, problem, 0.0, 2**28), (x,)),
+        (lambda x: bounds._bound_terms(x, None, k, size, problem, 0.0, 2**28), (x,)),
         (lambda x: seeding._seed(key, x, None, k, "kmeans++", 3), (x,)),
     )
     for function, arguments in programs:

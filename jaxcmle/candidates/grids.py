@@ -98,6 +98,8 @@ def cover_variances(
         values.append(float(value[0]))
         starts.append(float(start[0]))
         start = end
+    # The last value need not reach beyond the range.
+    values[-1] = min(values[-1], max(high, starts[-1]) + math.log1p(mean_error))
     return VarianceCover(np.array(values), np.array(starts))
 
 
@@ -110,8 +112,8 @@ def largest_mean_errors(low: float, high: float, allowance: Allowance) -> Floats
     allowance_low = allowance.slope * low + allowance.constant - MARGIN
     if not allowance_low > 0:
         return np.zeros(0)
-    # Means may err without limit where anything is allowed.
-    limit = math.expm1(min(allowance_low, 300.0)) * (1 - 1e-9)
+    # Where much is allowed, more than this is never needed, and would overflow.
+    limit = math.expm1(min(allowance_low, 12.0)) * (1 - 1e-9)
 
     narrowed = Allowance(allowance.slope, allowance.constant - MARGIN)
     if allowance.slope == 0:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -25,6 +26,7 @@ __all__ = [
     "make_plan",
     "measure",
     "plan",
+    "to_scale",
     "to_target",
 ]
 
@@ -33,6 +35,8 @@ Scale = Literal["tight", "paper"]
 
 # The y range of data comes from float32: widened by this, so that its rounding cannot matter.
 RANGE_SLACK = 1e-4
+# An eps or eta beyond this says nothing.
+LARGEST_CLAIM = 1e6
 # The numbers of exponents that grids of weights may have.
 EXPONENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48)
 # The smallest y on either scale: variances of at least 1/(2 pi), and of at least 1/pi.
@@ -286,16 +290,21 @@ def plan(
         >>> plan.m, plan.grid_values, plan.repetitions, plan.tuples
         (2, 3, 2344, 63288)
     """
+    inputs.check_on_host("plan")
     if algorithm not in get_args(Algorithm):
         raise ValueError(f"algorithm must be one of {get_args(Algorithm)}, got {algorithm!r}")
     problem = inputs.to_problem(problem)
     target = to_target(eps, eta, delta)
     if x is None:
+        if sample_weight is not None:
+            raise ValueError("sample_weight goes with x, and there is only a shape")
+        scale = to_scale(scale, target)
         instance = _imagine(shape, n_clusters, balance, scale, problem, variance_ratio)
     else:
         if shape is not None:
             raise ValueError("give x or shape, not both")
         points, weight, _ = inputs.without_padding(*inputs.to_points(x, sample_weight))
+        scale = to_scale(scale, target)
         instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
     return make_plan(instance, target, problem, algorithm)
 
@@ -315,11 +324,18 @@ def to_target(eps: Any, eta: Any, delta: Any) -> Target:
         if value is None:
             return None
         value = inputs.to_limit(value, name, positive=True)
-        if math.isinf(value):
-            raise ValueError(f"{name} must be finite")
+        if value > LARGEST_CLAIM:
+            raise ValueError(f"{name} must be finite, and {LARGEST_CLAIM:g} at most, got {value:g}")
         return float(value)
 
     return Target(positive(eps, "eps"), positive(eta, "eta"), float(delta))
+
+
+def to_scale(scale: Any, target: Target) -> Scale:
+    """Return the scale to work on: for a claim in nats per point the tight one does."""
+    if scale not in get_args(Scale):
+        raise ValueError(f"scale must be one of {get_args(Scale)}, got {scale!r}")
+    return scale if target.eta is None else "tight"
 
 
 def measure(
@@ -334,7 +350,6 @@ def measure(
     """Return the numbers of a data set."""
     n, d = points.shape
     k = inputs.to_n_clusters(n_clusters, n)
-    _check_scale(scale)
     balance = 2 * k if balance is None else inputs.to_limit(balance, "balance", positive=True)
     size = float(smallest_size(points, weight, balance))
     total = float(n if weight is None else weight.sum())
@@ -384,11 +399,15 @@ def _imagine(
     shape: Any, n_clusters: Any, balance: Any, scale: Scale, problem: Problem, ratio: Any
 ) -> Instance:
     """Return the numbers of a data set that is not at hand."""
-    if shape is None or len(shape) != 2:
-        raise ValueError(f"without x, give shape=(n, d), got {shape!r}")
-    n, d = (int(inputs.to_limit(value, "shape", positive=True)) for value in shape)
+    try:
+        n, d = (operator.index(value) for value in shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"without x, give shape=(n, d), two whole numbers, got {shape!r}"
+        ) from error
+    if min(n, d) < 1:
+        raise ValueError(f"shape=(n, d) must be 1 or more, got {shape!r}")
     k = inputs.to_n_clusters(n_clusters, n)
-    _check_scale(scale)
     balance = 2 * k if balance is None else inputs.to_limit(balance, "balance", positive=True)
     size = float(max(2, math.ceil(n / balance * (1 - 1e-9))))
     inputs.check_partition_exists(k, size, n)
@@ -410,11 +429,6 @@ def _imagine(
         spread_high=math.inf,
         weighted=False,
     )
-
-
-def _check_scale(scale: Any) -> None:
-    if scale not in get_args(Scale):
-        raise ValueError(f"scale must be one of {get_args(Scale)}, got {scale!r}")
 
 
 class _Weights(NamedTuple):
@@ -463,7 +477,9 @@ def make_plan(
     if target.delta == 0:
         beta, success, repetitions = 0.0, 1.0, 1
         mean_tuples = math.comb(n, best.m) ** k
-        peak_bytes = scoring.product_bytes(k, math.comb(n, best.m) * len(values), n)
+        columns = math.comb(n, best.m) * len(values)
+        # Beside what is walked: the columns without weights, and those of other cases.
+        peak_bytes = 2 * scoring.product_bytes(k, columns * best.exponents, n)
     else:
         beta = 1 / (best.m * best.e_m)
         log_success = _log_success(instance, best.m, beta)
@@ -653,7 +669,10 @@ def _paper_plan(instance: Instance, target: Target, problem: Problem) -> Plan:
     The optimum's Gamma is taken as large as the range of y allows.
     """
     if target.eps is None or target.delta == 0:
-        raise ValueError("the paper's counts are for eps and a positive delta")
+        raise ValueError(
+            "the paper's algorithm is for eps (a factor of 1 + eps) and a positive delta, got "
+            f"eps={target.eps}, eta={target.eta}, delta={target.delta:g}"
+        )
     k, d, balance = instance.n_clusters, instance.d, instance.balance
     # Four factors of 1 + eps multiply.
     eps = (1 + target.eps) ** 0.25 - 1

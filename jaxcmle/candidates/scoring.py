@@ -262,18 +262,19 @@ def _prepare_product(
     return Product(first, last, best_last, mass, jnp.asarray(total, last.dtype))
 
 
-def _tile_rows(rows: int, width: int, n: int, itemsize: int) -> int:
+def _tile_rows(rows: int, columns: int, n: int, itemsize: int) -> int:
     """Return how many rows go into one tile."""
-    most = CPU_TILE
+    # Not more than the host has the patience for.
+    most = max(16, min(CPU_TILE, 2**30 // (columns * n)))
     if jax.default_backend() != "cpu":
-        most = max(1, numerics.tile_bytes() // (itemsize * width))
+        most = max(1, numerics.tile_bytes() // (itemsize * columns))
     return max(1, min(most, rows, ROW_BYTES // (itemsize * n)))
 
 
 def tile_rows(product: Product, rows: int) -> int:
     """Return how many rows `walk_product` scores at once."""
-    _, n, width = product.last.shape
-    return _tile_rows(rows, width, n, product.last.dtype.itemsize)
+    tiles, n, width = product.last.shape
+    return _tile_rows(rows, tiles * width, n, product.last.dtype.itemsize)
 
 
 def walk_product(
@@ -404,7 +405,7 @@ def _walk_product(
 def product_bytes(k: int, columns: int, n: int, itemsize: int = 4) -> int:
     """Return about how much memory walking a product of k components takes."""
     width = _tile_width(columns)
-    rows = _tile_rows(columns ** (k - 1), width, n, itemsize)
+    rows = _tile_rows(columns ** (k - 1), max(columns, width), n, itemsize)
     padded = n + (-n % (BLOCK if n > BLOCK else UNROLL))
     held = columns * padded * (3 if k > 1 else 2)
     return itemsize * (held + 3 * rows * padded + 4 * rows * max(columns, width))
@@ -463,8 +464,8 @@ def _weights_together(weights: int, variance_tuples: int) -> int:
 def _tile_repetitions(tuples: int) -> int:
     """Return how many repetitions go into one tile."""
     if jax.default_backend() == "cpu":
-        return 128 if tuples <= 64 else 64
-    return max(16, min(CHUNK, numerics.tile_bytes() // (8 * tuples)))
+        return 128 if tuples <= 64 else max(8, min(64, 2**22 // tuples))
+    return max(8, min(CHUNK, numerics.tile_bytes() // (8 * tuples)))
 
 
 @partial(jax.jit, static_argnames=("pruning", "tile", "together"))

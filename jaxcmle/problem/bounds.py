@@ -31,6 +31,7 @@ __all__ = [
     "distance_to",
     "farthest_first",
     "lower_bound",
+    "lower_bound_terms",
     "upper_bound",
     "with_certificate",
 ]
@@ -173,8 +174,17 @@ def lower_bound(
     )
     min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "lower_bound")
-    bound = _lower_bound(points, weight, n_clusters, size, problem, min_variance, byte_budget)
-    return inputs.to_python(bound)
+    terms = _bound_terms(points, weight, n_clusters, size, problem, min_variance, byte_budget)
+    return inputs.to_python(terms.bound)
+
+
+def lower_bound_terms(
+    x: Array, weight: Array | None, n_clusters: int, min_size: float, problem: Problem
+) -> tuple[Array, Array]:
+    """Return what each point costs at least in a partition, `[n]`, and the rounding of the sum."""
+    size = jnp.asarray(min_size, x.dtype)
+    terms = _bound_terms(x, weight, n_clusters, size, problem, 0.0, BYTE_BUDGET)
+    return terms.each, terms.margin
 
 
 def with_certificate(
@@ -223,7 +233,7 @@ def with_certificate(
     min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "with_certificate")
     labels = inputs.to_labels(solution.labels, points.shape[0], k)
-    bound = _lower_bound(points, weight, k, size, problem, min_variance, byte_budget)
+    bound = _bound_terms(points, weight, k, size, problem, min_variance, byte_budget).bound
     gap, size = _gap(points, weight, labels, solution.cost, bound, size, k)
     guarantee = Guarantee(kind="certificate", lower_bound=bound, gap=gap, min_size=size)
     return dataclasses.replace(solution, guarantee=inputs.to_python(guarantee))
@@ -260,8 +270,16 @@ def _upper_bound(x: Array, weight: Array | None, k: int) -> UpperBound:
     return UpperBound(gamma, jnp.where(sizes.min() >= 2, bound, jnp.inf), sizes.min())
 
 
+class _Terms(NamedTuple):
+    """What each point costs at least, `[n]`; the rounding error of their sum; the bound."""
+
+    each: Array
+    margin: Array
+    bound: Array
+
+
 @partial(jax.jit, static_argnames="byte_budget")
-def _lower_bound(
+def _bound_terms(
     x: Array,
     weight: Array | None,
     n_clusters: ArrayLike,
@@ -269,7 +287,7 @@ def _lower_bound(
     problem: Problem,
     min_variance: ArrayLike,
     byte_budget: int,
-) -> Array:
+) -> _Terms:
     points = numerics.prepare(x, weight)
     n, d = x.shape
     total = numerics.blocked_sum(points.weight)
@@ -293,14 +311,16 @@ def _lower_bound(
 
     terms = over_pairs(points, row, 6 if weight is None else 8, byte_budget)
     present = points.weight > 0
-    bound = numerics.blocked_sum(jnp.where(present, points.weight * terms, 0))
+    terms = jnp.where(present, terms, 0)
+    bound = numerics.blocked_sum(points.weight * terms)
     # The distances err by d + 2 roundings, the sums of them by log2(n) more, the logarithm and the
     # sum over points by a few.
     roundings = d + 2 + math.ceil(math.log2(n + 1)) + 8
-    size_of_terms = numerics.blocked_sum(jnp.where(present, points.weight * jnp.abs(terms), 0))
+    size_of_terms = numerics.blocked_sum(points.weight * jnp.abs(terms))
     scale = total * d / 2 * roundings + size_of_terms * (8 + math.ceil(math.log2(n + 1)))
     margin = jnp.where(jnp.isfinite(scale), jnp.finfo(x.dtype).eps * scale, 0)
-    return unless_nan(points, jnp.where(max_size >= min_size * (1 - 1e-5), bound - margin, jnp.inf))
+    exists = max_size >= min_size * (1 - 1e-5)
+    return _Terms(terms, margin, unless_nan(points, jnp.where(exists, bound - margin, jnp.inf)))
 
 
 def _bound_term(

@@ -18,6 +18,7 @@ from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem
 
 __all__ = [
     "check_enough_points",
+    "check_on_host",
     "check_partition_exists",
     "to_count",
     "to_key",
@@ -62,16 +63,20 @@ def without_padding(
 
     For work on the host: shapes depend on the values. Weights that are all 1 become None.
     """
-    if _is_traced(points, weight):
-        raise TypeError(
-            "plan and approximate need the values of x and sample_weight, and got tracers: call "
-            "them outside jit, vmap and grad"
-        )
     if weight is None:
         return points, None, None
     present = np.flatnonzero(np.asarray(weight) > 0)
     points, weight = points[present], weight[present]
     return points, None if (weight == 1).all() else weight, present
+
+
+def check_on_host(name: str) -> None:
+    """Raise inside jit, vmap and grad, for functions that need values."""
+    if _is_traced(jnp.zeros(())):
+        raise TypeError(
+            f"{name} decides by the values of its arguments what to do: call it outside jit, vmap "
+            "and grad"
+        )
 
 
 def to_key(key: Any) -> Array:

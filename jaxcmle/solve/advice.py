@@ -10,6 +10,8 @@ __all__ = ["too_many"]
 
 # Up to so many points, a balance that would fit is looked for.
 MAX_POINTS = 5000
+# More candidates than this, as a power of ten, are not advised to anybody.
+MOST_LOG10 = 13
 DELTAS = (0.1, 0.2, 0.3, 0.5)
 
 
@@ -38,11 +40,13 @@ def too_many(plan: Plan, limit: float, setting: Setting) -> str:
         assert target.eps is not None
         eps = _smallest(lambda eps: fits(instance, target._replace(eps=eps)), target.eps)
         options += [] if eps is None else [f"eps={eps:g}"]
-    options.append(f"max_candidates={_rounded_up(plan.log10_tuples)}")
+    if plan.log10_tuples < MOST_LOG10:
+        options.append(f"max_candidates={_rounded_up(plan.log10_tuples)}")
+    advice = f"Any of these would fit: {', '.join(options)}; or" if options else "Use"
     return (
         f"this guarantee takes 10^{plan.log10_tuples:.2f} candidates, more than max_candidates = "
-        f"{limit:g}. Any of these would fit: {', '.join(options)}; or guarantee=False, to look at "
-        f"some of the candidates without a claim.\n{plan}"
+        f"{limit:g}. {advice} guarantee=False, to look at some of the candidates without a claim."
+        f"\n{plan}"
     )
 
 
@@ -51,7 +55,7 @@ def _smallest(fits: Callable[[float], bool], low: float) -> float | None:
     high = 1000 * low
     if not fits(high):
         return None
-    while high > 1.02 * low:
+    while high > 1.05 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     digits = 1 - math.floor(math.log10(high))
@@ -67,7 +71,11 @@ def _fitting_balance(setting: Setting, fits: Callable[[Instance, Target], bool])
     k, scale = instance.n_clusters, instance.scale or "tight"
     for share in (0.8, 0.6, 0.4, 0.2, 0.1):
         balance = round(k + share * (instance.balance - k), 2)
-        measured = measure(setting.points, setting.weight, k, balance, scale, setting.problem)
+        try:
+            measured = measure(setting.points, setting.weight, k, balance, scale, setting.problem)
+        except ValueError:
+            # Clusters this large do not go into so few points.
+            return None
         if measured.min_size > instance.min_size and fits(measured, setting.target):
             return balance
     return None

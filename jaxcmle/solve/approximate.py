@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 
 from jaxcmle.candidates import grids
-from jaxcmle.candidates.plan import Plan, Scale, make_plan, measure, to_target
-from jaxcmle.candidates.scoring import NO_PRUNING, Best, Pruning
+from jaxcmle.candidates.plan import Plan, Scale, make_plan, measure, to_scale, to_target
+from jaxcmle.candidates.scoring import NO_PRUNING, PRUNING, Best, Pruning
 from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
@@ -123,6 +123,7 @@ def approximate(
         >>> print(sorted(solution.mixture.means[:, 0].tolist()), solution.guarantee.kind)
         [2.0, 92.0] certificate
     """
+    inputs.check_on_host("approximate")
     if algorithm not in ("sampling", "paper"):
         raise ValueError(f'algorithm must be "sampling" or "paper", got {algorithm!r}')
     if algorithm == "paper" and guarantee:
@@ -131,15 +132,19 @@ def approximate(
             'algorithm="paper"): use algorithm="sampling", which makes the same claim, or '
             "guarantee=False to look at some of them"
         )
-    if eps is None and eta is None and not guarantee:
+    coarsen = eps is None and eta is None and not guarantee
+    if coarsen:
         eps, eta = (DEFAULT_EPS, None) if algorithm == "paper" else (None, DEFAULT_ETA)
     target = to_target(eps, eta, delta)
+    scale = to_scale(scale, target)
     problem = inputs.to_problem(problem)
     key = jax.random.key(0) if key is None else inputs.to_key(key)
     limit = inputs.to_limit(max_candidates, "max_candidates", positive=True)
     n_starts = _whole(n_starts, "n_starts")
     n_polish = _whole(n_polish, "n_polish")
-    pruning = prune if isinstance(prune, Pruning) else Pruning() if prune else NO_PRUNING
+    if not isinstance(prune, bool | Pruning):
+        raise TypeError(f"prune must be True or False, got {prune!r}")
+    pruning = prune if isinstance(prune, Pruning) else PRUNING if prune else NO_PRUNING
     shown = Progress(progress)
 
     everything, weight = inputs.to_points(x, sample_weight)
@@ -158,7 +163,11 @@ def approximate(
     setting = answers.setting
     plan = make_plan(setting.instance, target, problem)
     if guarantee and plan.tuples > limit:
+        if incumbent is not None:
+            incumbent = _for_all(everything, present, incumbent, problem)
         raise TooManyCandidatesError(too_many(plan, limit, setting), plan, incumbent)
+    if not guarantee:
+        plan = _affordable(plan, limit, setting, coarsen)
 
     draws = jax.random.fold_in(key, 0)
     known = math.inf if incumbent is None else _cost_if_admissible(incumbent)
@@ -169,7 +178,7 @@ def approximate(
     else:
         source = repetitions(setting, plan, draws, limit, pruning, known)
     found, finished = _enumerate(source, max(n_polish, N_KEPT), setting.offset, shown)
-    if found is None and incumbent is None:
+    if found is None and not finished and incumbent is None:
         raise KeyboardInterrupt
     solution = answers.best(found, incumbent, n_polish)
     if not finished:
@@ -179,10 +188,27 @@ def approximate(
 
 
 def _whole(value: Any, name: str) -> int:
-    number = inputs.to_count(value, name)
-    if number < 1:
-        raise ValueError(f"{name} must be 1 or more, got {value!r}")
-    return int(number)
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be 1 or more, and a whole number, got {value!r}")
+    return int(value)
+
+
+def _affordable(plan: Plan, limit: float, setting: Setting, coarsen: bool) -> Plan:
+    """Return a plan to draw from where nothing is claimed.
+
+    All subsets of the points are only for claims. Where no accuracy was asked for, the grids are
+    made coarse enough for some draws of means.
+    """
+    target = setting.target
+    if target.delta == 0 and plan.tuples > limit:
+        target = target._replace(delta=0.1)
+        plan = make_plan(setting.instance, target, setting.problem)
+    while coarsen and target.eta is not None and target.eta < 100:
+        if 64 * plan.grid_values**plan.n_clusters * plan.weight_tuples <= limit:
+            break
+        target = target._replace(eta=1.5 * target.eta)
+        plan = make_plan(setting.instance, target, setting.problem)
+    return plan
 
 
 class _Found(NamedTuple):
@@ -206,9 +232,11 @@ def _enumerate(
         pass
     finally:
         progress.close()
-    costs = [] if best is None else [float(cost) - offset for cost in best.cost if cost < jnp.inf]
-    if best is None or not costs:
+    if best is None:
         return None, finished
+    costs = [float(cost) - offset for cost in best.cost if cost < jnp.inf]
+    if not costs:
+        raise ValueError("no candidate has a finite cost: rescale x, or enable float64")
     # Always as many as asked for, so that one program polishes all: the last is repeated.
     index = np.minimum(np.arange(n_best), len(costs) - 1)
     mixtures = source.mixtures(Best(best.cost[index], best.choice[index]))
@@ -375,7 +403,8 @@ def _for_all(points: Array, present: Any, solution: Solution, problem: Problem) 
     """Return the solution with labels for points of weight 0 as well."""
     if present is None or len(present) == len(points):
         return solution
+    # Under jit, where values are not checked: padding may hold anything.
     finite = jnp.where(jnp.isfinite(points), points, 0)
-    labels = np.array(assign(finite, solution.mixture, problem=problem))
+    labels = np.array(jax.jit(lambda x: assign(x, solution.mixture, problem=problem))(finite))
     labels[present] = np.asarray(solution.labels)
     return dataclasses.replace(solution, labels=jnp.asarray(labels))

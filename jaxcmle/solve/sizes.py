@@ -88,5 +88,5 @@ def refine_with_sizes(
         cost=partition_cost(x, labels, k, problem=problem, min_variance=min_variance),
         status=jnp.int32(status),
         n_iter=jnp.int32(n_iter),
-        consistent=bool((assign(x, mixture, problem=problem) == labels).all()),
+        consistent=(assign(x, mixture, problem=problem) == labels).all(),
     )

@@ -14,6 +14,7 @@ from jaxcmle import numerics
 from jaxcmle.candidates import grids, sampling, scoring
 from jaxcmle.candidates.plan import Instance, Plan, Target, make_plan
 from jaxcmle.candidates.scoring import Best, Grid, Pruning
+from jaxcmle.problem.bounds import lower_bound_terms
 from jaxcmle.problem.types import UCMLE, WKM, Mixture, Problem
 
 __all__ = ["Setting", "Source", "all_subsets", "paper_candidates", "repetitions"]
@@ -108,6 +109,7 @@ def repetitions(
     # Padded to powers of two, so that few programs serve all plans.
     padded = 1 << (len(weights) - 1).bit_length()
     slope, constant = setting.costs(values)
+    pruning = _sound(pruning, constant)
     grid = Grid(
         slope=slope,
         constant=constant,
@@ -117,7 +119,12 @@ def repetitions(
     pool = sampling.make_pool(points.x, setting.weight)
     blocks = scoring.point_blocks(points.x, points.weight)
     tuples = len(values) ** k * len(weights)
-    count = min(plan.repetitions, int(limit // tuples))
+    count = min(plan.repetitions, int(min(limit, 1e18) // tuples))
+    if count > 0 and plan.peak_bytes > MAX_BYTES:
+        raise ValueError(
+            f"trying {tuples:,} tuples of variances and weights with every draw of means takes "
+            f"{plan.peak_bytes / 2**30:.1f} GiB; raise eps or eta"
+        )
     if count == 0:
         raise ValueError(
             f"max_candidates = {limit:g} is less than the {tuples:,} tuples of variances and "
@@ -171,16 +178,41 @@ def _values(setting: Setting, plan: Plan, pruning: Pruning, known_cost: float) -
     known is already as near to that as is claimed, the value need not be tried.
     """
     values = np.asarray(plan.variance_values)
-    if plan.scale is None or not pruning.variances:
+    if plan.scale is None or not pruning.variances or not math.isfinite(known_cost):
         return values
-    total, d, k, f = setting.instance.total, plan.d, plan.n_clusters, plan.balance
+    total = setting.instance.total
     cost = known_cost + setting.offset
     near = cost - plan.eta * total if plan.eta is not None else cost / (1 + (plan.eps or 0.0))
-    entropy = 0.0 if isinstance(setting.problem, UCMLE) else grids.least_entropy(k, f)
+    useful = int((_least_costs(setting, plan) < near).sum())
+    return values[: max(1, useful)]
+
+
+def _sound(pruning: Pruning, constant: Array) -> Pruning:
+    """Return the pruning without that of partial sums if points can have negative costs."""
+    return pruning if (constant >= 0).all() else pruning._replace(partial_sums=False)
+
+
+def _least_costs(setting: Setting, plan: Plan) -> np.ndarray:
+    """Return the least cost of a partition with a cluster that each value has to serve.
+
+    That cluster, of some size, costs what its variance says; all other points at least what
+    `lower_bound` has for them, of which the smallest are taken. Ascending with the values.
+    """
+    instance, starts = setting.instance, np.asarray(plan.variance_starts)
+    n, d, k, size = instance.n, instance.d, instance.n_clusters, instance.min_size
+    entropy = 0.0 if isinstance(setting.problem, UCMLE) else grids.least_entropy(k, plan.balance)
     # One cluster of the smallest size needs the value, all others have the smallest y.
-    lowest, starts = plan.y_min, np.asarray(plan.variance_starts)
-    least = total * (entropy + d / 2 * (lowest + (starts - lowest) / f))
-    return values[: max(1, int((least < near).sum()))]
+    lowest = plan.y_min
+    trivial = instance.total * (entropy + d / 2 * (lowest + (starts - lowest) / plan.balance))
+    if setting.weight is not None:
+        return trivial
+    terms, margin = lower_bound_terms(setting.points, None, k, size, setting.problem)
+    others = np.cumsum(np.sort(np.asarray(terms, np.float64) + d * math.log(instance.factor)))
+    sizes = np.arange(int(size), n - (k - 1) * int(size) + 1)
+    weight_cost = 0.0 if isinstance(setting.problem, UCMLE) else np.log(n / sizes)
+    rest = np.where(sizes < n, others[n - 1 - sizes], 0.0)
+    least = sizes * (d / 2 * starts[:, None] + weight_cost) + rest
+    return np.maximum(trivial, least.min(axis=1) - float(margin))
 
 
 def all_subsets(setting: Setting, plan: Plan, pruning: Pruning, known_cost: float) -> Source:
@@ -195,6 +227,7 @@ def all_subsets(setting: Setting, plan: Plan, pruning: Pruning, known_cost: floa
     values = _values(setting, plan, pruning, known_cost)
     means = sampling.subset_means(points.x, plan.m)
     slope, constant = setting.costs(values)
+    pruning = _sound(pruning, constant)
     columns = scoring.component_columns(points.x, points.weight, means, slope, constant)
     weighs = not isinstance(setting.problem, UCMLE)
     ratio = (plan.balance - k + 1) ** (1 / exponents) if exponents > 1 else 1.0
@@ -229,7 +262,8 @@ def paper_candidates(setting: Setting, key: Array, limit: float, pruning: Prunin
     points = numerics.prepare(setting.points, setting.weight)
     k, eps = plan.n_clusters, plan.e_m
     most = MAX_BYTES // scoring.product_bytes(k, 1, plan.n)
-    count = max(1, min(int(limit ** (1 / k) * (1 + 1e-12)), most // 4, 2**16))
+    count = int(min(limit, 1e18) ** (1 / k) * (1 + 1e-12))
+    count = max(1, min(count, most // 4, 2**16))
     pool = sampling.make_pool(points.x, setting.weight)
     steps = math.ceil(math.log(plan.balance) / math.log1p(eps) - 1e-9)
     shares = (1 + eps) ** np.arange(1, steps + 1) / plan.balance
