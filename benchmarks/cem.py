@@ -10,9 +10,7 @@ Run: `python -m benchmarks.cem` (add `--json FILE` to keep the numbers).
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
@@ -24,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcmle as jc
+from benchmarks.common import provenance
 
 # Points, features, clusters, and the two iteration counts to take the slope between.
 SHAPES = (
@@ -132,26 +131,6 @@ def measure(n: int, d: int, k: int, short: int, long: int, rounds: int) -> dict[
     }
 
 
-def provenance() -> dict[str, Any]:
-    import sklearn
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-    return {
-        "jaxcmle": jc.__version__,
-        "jax": jax.__version__,
-        "scikit-learn": sklearn.__version__,
-        "numpy": np.__version__,
-        "device": str(jax.devices()[0]),
-        "processor": platform.machine(),
-        "dtype": "float32",
-        "commit": git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(git("status", "--porcelain")),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
@@ -173,7 +152,7 @@ def main() -> None:
             cells.append(f"{ratio:.2f}x{mark}")
         own = f"{result['milliseconds']['jaxcmle']:.2f} ms"
         print(f"{n:>9} {d:>3} {k:>3} {own:>10} {cells[0]:>20} {cells[1]:>22}", flush=True)
-    source = provenance()
+    source = provenance("scikit-learn")
     print(", ".join(f"{name} {value}" for name, value in source.items()))
     if options.json:
         text = json.dumps({"provenance": source, "results": results}, indent=1)

@@ -168,5 +168,8 @@ def test_the_passes_lower_for_accelerators(platform):
 
 def test_the_unroll_divides_what_it_walks():
     assert scoring.LOOK % scoring.UNROLL == 0
-    assert scoring.BLOCK % scoring.UNROLL == 0
+    for n in (1, 16, 17, 1024, 1025, 5000):
+        padded = scoring._padded(n)
+        assert n <= padded < n + 16 * (1 + n // 1000)
+        assert padded // -(-padded // scoring.BLOCK) % scoring.UNROLL == 0
     assert all(len(set(pair)) == 2 for pair in itertools.combinations(ONLY.values(), 2))

@@ -53,8 +53,8 @@ __all__ = [
 UNROLL = 16
 # Points between two looks at whether a tile can be given up.
 LOOK = 64
-# Points per running sum.
-BLOCK = numerics.BLOCK
+# The same for a tile of a product; also the most points of one running sum.
+BLOCK = 1024
 # Rows and columns of a tile of a product, on the CPU: one step's columns fit the first cache.
 CPU_TILE = 256
 # Bytes of the running minima of a tile of rows.
@@ -144,25 +144,45 @@ def _smallest_entries(costs: Array, m: int) -> tuple[Array, Array, Array]:
     return -values, row[flat // columns].astype(jnp.int32), (flat % columns).astype(jnp.int32)
 
 
-def _min_sum(parts: Sequence[Array]) -> Array:
-    """Return the sum over the leading axis of the smallest of the parts; other axes broadcast.
+def _min_sum(
+    parts: Sequence[Array],
+    axes: Sequence[tuple[int, ...]],
+    start: ArrayLike = 0,
+    length: int | None = None,
+) -> Array:
+    """Return the sum over the leading axis of the smallest of the parts.
 
-    The length of that axis is a multiple of `UNROLL`.
+    From `start` on, over `length` places, by default all; both are multiples of `UNROLL`.
+
+    Args:
+        parts: arrays with the same leading axis.
+        axes: for each part, the axes to insert into its other axes, so that all broadcast. Here
+            and not before, because the compiler would copy arrays that come with them.
+        start: the first place.
+        length: how many places.
     """
+    length = parts[0].shape[0] if length is None else length
 
     def add(step: Array, total: Array) -> Array:
-        slices = [lax.dynamic_slice_in_dim(part, step * UNROLL, UNROLL) for part in parts]
+        place = start + step * UNROLL
+        slices = [lax.dynamic_slice_in_dim(part, place, UNROLL) for part in parts]
         for i in range(UNROLL):
-            least = slices[0][i]
-            for part in slices[1:]:
+            first, *others = (
+                jnp.expand_dims(part[i], inserted)
+                for part, inserted in zip(slices, axes, strict=True)
+            )
+            least = first
+            for part in others:
                 # Compiles to better code than `jnp.minimum`, which hands on NaN from both.
-                least = jnp.where(least < part[i], least, part[i])
+                least = jnp.where(least < part, least, part)
             total = total + least
         return total
 
-    shape = jnp.broadcast_shapes(*(part.shape[1:] for part in parts))
-    start = jnp.zeros(shape, parts[0].dtype)
-    return lax.fori_loop(0, parts[0].shape[0] // UNROLL, add, start)
+    shapes = [
+        jnp.expand_dims(part[0], inserted).shape for part, inserted in zip(parts, axes, strict=True)
+    ]
+    total = jnp.zeros(jnp.broadcast_shapes(*shapes), parts[0].dtype)
+    return lax.fori_loop(0, length // UNROLL, add, total)
 
 
 def _sum_blocks(
@@ -194,8 +214,8 @@ class Product(NamedTuple):
     """A product of columns, ready to be walked.
 
     Attributes:
-        first: for each component but the last, its columns `[c, n]`, padded with points that cost
-            nothing.
+        first: for each component but the last, its columns as `[n, c]`, padded with points that
+            cost nothing.
         last: the columns of the last one as tiles `[t, n, width]`, padded with infinite columns.
         best_last: `[n]`, the smallest of the last component's columns.
         mass: for each component, the unnormalised weights of its columns, `[c]`; or None.
@@ -220,6 +240,12 @@ def component_columns(
     square = numerics.squared_distances(x.T, means)
     cost = square[:, None] * slope[:, None] + constant[:, None]
     return numerics.silence(weight, weight * cost).reshape(-1, x.shape[0])
+
+
+def _padded(n: int) -> int:
+    """Return n rounded up to blocks of one length, in whole steps."""
+    blocks = -(-n // BLOCK)
+    return blocks * UNROLL * -(-n // (blocks * UNROLL))
 
 
 def _tile_width(columns: int) -> int:
@@ -251,8 +277,8 @@ def _prepare_product(
     n = columns[0].shape[1]
     # A cost that is not a number is no bargain.
     columns = tuple(jnp.where(jnp.isnan(column), jnp.inf, column) for column in columns)
-    extra = -n % (BLOCK if n > BLOCK else UNROLL)
-    first = tuple(jnp.pad(column, ((0, 0), (0, extra))) for column in columns[:-1])
+    extra = _padded(n) - n
+    first = tuple(jnp.pad(column, ((0, 0), (0, extra))).T for column in columns[:-1])
     count = columns[-1].shape[0]
     tiles = -(-count // width)
     last = jnp.pad(columns[-1], ((0, tiles * width - count), (0, 0)), constant_values=jnp.inf)
@@ -265,7 +291,7 @@ def _prepare_product(
 def _tile_rows(rows: int, columns: int, n: int, itemsize: int) -> int:
     """Return how many rows go into one tile."""
     # Not more than the host has the patience for.
-    most = max(16, min(CPU_TILE, 2**30 // (columns * n)))
+    most = max(16, min(CPU_TILE, 2**33 // (columns * n)))
     if jax.default_backend() != "cpu":
         most = max(1, numerics.tile_bytes() // (itemsize * columns))
     return max(1, min(most, rows, ROW_BYTES // (itemsize * n)))
@@ -316,7 +342,7 @@ def _walk_product(
     first, last, best_last, mass, total = product
     n, width = last.shape[1:]
     dtype = last.dtype
-    block = BLOCK if n > BLOCK else n
+    block = n // -(-n // BLOCK)
     m = best.cost.shape[0]
 
     def row_at(start: Array) -> tuple[Array, Array]:
@@ -325,8 +351,8 @@ def _walk_product(
         digits = []
         for j in reversed(range(len(first))):
             digit = start[j] + carry
-            carry = digit // first[j].shape[0]
-            digits.append(digit % first[j].shape[0])
+            carry = digit // first[j].shape[1]
+            digits.append(digit % first[j].shape[1])
         if not digits:
             return jnp.zeros((tile_rows, 0), jnp.int32), carry == 0
         return jnp.stack(digits[::-1], axis=1), carry == 0
@@ -334,10 +360,9 @@ def _walk_product(
     def one_tile(_: Array, state: tuple[Best, Array]) -> tuple[Best, Array]:
         best, start = state
         index, exists = row_at(start)
-        left = jnp.full((tile_rows, n), jnp.inf, dtype)
+        left = jnp.full((n, tile_rows), jnp.inf, dtype)
         for j, column in enumerate(first):
-            left = jnp.minimum(left, column[index[:, j]])
-        left = left.T
+            left = jnp.minimum(left, column[:, index[:, j]])
         if mass is not None:
             row_mass = sum((mass[j][index[:, j]] for j in range(len(first))), jnp.zeros((), dtype))
             row_mass = jnp.broadcast_to(row_mass, (tile_rows,))
@@ -347,9 +372,7 @@ def _walk_product(
         def score_tile(best: Best) -> Best:
             def column_tile(right: Array) -> Array:
                 def block_sum(b: Array) -> Array:
-                    a = lax.dynamic_slice_in_dim(left, b * block, block)
-                    c = lax.dynamic_slice_in_dim(right, b * block, block)
-                    return _min_sum([a[:, :, None], c[:, None, :]])
+                    return _min_sum([left, right], [(1,), (0,)], b * block, block)
 
                 stop: Any = jnp.inf
                 if pruning.partial_sums:
@@ -372,9 +395,7 @@ def _walk_product(
         if pruning.completions:
 
             def block_bound(b: Array) -> Array:
-                a = lax.dynamic_slice_in_dim(left, b * block, block)
-                c = lax.dynamic_slice_in_dim(best_last, b * block, block)
-                return _min_sum([c[:, None], a])
+                return _min_sum([best_last, left], [(0,), ()], b * block, block)
 
             bound = _sum_blocks(n // block, block_bound, (tile_rows,), dtype, jnp.inf)
             if mass is not None:
@@ -389,14 +410,14 @@ def _walk_product(
         following = []
         for j in reversed(range(len(first))):
             digit = start[j] + carry
-            size = first[j].shape[0]
+            size = first[j].shape[1]
             carry = digit // size
             following.append(digit % size)
         if not following:
             return best, start
         # Past the end: stay there.
         after = jnp.stack(following[::-1])
-        after = after.at[0].add(carry * first[0].shape[0])
+        after = after.at[0].add(carry * first[0].shape[1])
         return best, after.astype(jnp.int32)
 
     return lax.fori_loop(jnp.int32(0), tiles, one_tile, (best, start))
@@ -406,7 +427,7 @@ def product_bytes(k: int, columns: int, n: int, itemsize: int = 4) -> int:
     """Return about how much memory walking a product of k components takes."""
     width = _tile_width(columns)
     rows = _tile_rows(columns ** (k - 1), max(columns, width), n, itemsize)
-    padded = n + (-n % (BLOCK if n > BLOCK else UNROLL))
+    padded = _padded(n)
     held = columns * padded * (3 if k > 1 else 2)
     return itemsize * (held + 3 * rows * padded + 4 * rows * max(columns, width))
 
@@ -501,7 +522,7 @@ def _score_repetitions(
 
         def block_sum(b: Array) -> Array:
             cost = times_weight(b, columns(b, mean).min(axis=2) - most)
-            return _min_sum([cost[:, j] for j in range(k)])
+            return _min_sum([cost[:, j] for j in range(k)], [()] * k)
 
         return _sum_blocks(x.shape[0], block_sum, (mean.shape[2],), dtype, jnp.inf)
 
@@ -511,9 +532,9 @@ def _score_repetitions(
         def block_sum(b: Array) -> Array:
             cost = columns(b, mean)[:, :, None] - log_weight.T[:, :, None, None]
             cost = times_weight(b, cost)
-            # Each component's variances get an axis of their own.
-            shapes = [(together, *[1] * j, g, *[1] * (k - 1 - j), tile) for j in range(k)]
-            return _min_sum([cost[:, j].reshape(LOOK, *shapes[j]) for j in range(k)])
+            # Each component's variances get an axis of their own, after that of the weights.
+            own = [tuple(i for i in range(1, k + 1) if i != j + 1) for j in range(k)]
+            return _min_sum([cost[:, j] for j in range(k)], own)
 
         shape = (together, *[g] * k, tile)
         return _sum_blocks(x.shape[0], block_sum, shape, dtype, limit)
