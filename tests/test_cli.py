@@ -22,6 +22,20 @@ def test_demo_prints_a_certified_clustering():
     assert "CONVERGED" in result.stdout
     assert "cost         387.756 nats" in result.stdout
     assert "gap          1.54" in result.stdout
+    assert (
+        "plan: sampling, CMLE, 150 points, 4 features, 3 clusters of at least 25" in result.stdout
+    )
+    assert "candidates  10^7.9 tuples" in result.stdout
+    assert "claim        1 nats per point: none is better by more, with probability 0.9" in (
+        result.stdout
+    )
+
+
+def test_demo_of_more_clusters_than_can_be_enumerated():
+    result = run("demo", "--clusters", "5", "--eta", "0.5")
+    assert result.returncode == 0, result.stderr
+    assert "That is too many" in result.stdout
+    assert "nats per point: no such partition is better by more" in result.stdout
 
 
 def test_bad_arguments_are_one_line():

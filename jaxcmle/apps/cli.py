@@ -23,10 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo = commands.add_parser("demo", help="cluster the built-in iris data and print the result")
     demo.add_argument("--clusters", type=_positive, default=3, metavar="K", help="default: 3")
     demo.add_argument("--starts", type=_positive, default=64, metavar="M", help="default: 64")
+    demo.add_argument("--eta", type=float, default=1.0, help="nats per point to claim, default: 1")
     demo.add_argument("--seed", type=int, default=0, help="default: 0")
     options = parser.parse_args(arguments)
     try:
-        print(_demo(options.clusters, options.starts, options.seed))
+        print(_demo(options.clusters, options.starts, options.eta, options.seed))
     except ValueError as error:
         print(f"jaxcmle: {error}", file=sys.stderr)
         return 2
@@ -40,27 +41,31 @@ def _positive(text: str) -> int:
     return value
 
 
-def _demo(n_clusters: int, n_starts: int, seed: int) -> str:
-    """Cluster iris by restarts of CEM, attach the certificate, and describe both."""
+def _demo(n_clusters: int, n_starts: int, eta: float, seed: int) -> str:
+    """Cluster iris with a guarantee, and describe the plan, the solution and what is proved."""
     iris = load_iris()
     n, d = iris.x.shape
-    min_size = -(-n // (2 * n_clusters))
-    keys = jax.vmap(lambda r: jax.random.fold_in(jax.random.key(seed), r))(np.arange(n_starts))
-    starts = jax.vmap(lambda key: jc.seed(key, iris.x, n_clusters))(keys)
-    solution, costs = jc.cem_restarts(iris.x, starts, min_size=min_size, return_costs=True)
-    solution = jc.with_certificate(iris.x, solution, min_size=min_size)
-    guarantee = solution.guarantee
-    mixture, labels = solution.mixture, np.asarray(solution.labels)
-    reached = np.asarray(costs)[np.isfinite(costs)]
-
+    plan = jc.plan(iris.x, n_clusters, eta=eta)
     lines = [
         f"iris: {n} points, {d} features ({', '.join(iris.feature_names)})",
-        f"CMLE, {n_clusters} clusters of at least {min_size} points, on {jax.devices()[0]}",
-        f"{n_starts} starts of k-means++, refined by CEM: {reached.size} admissible, "
-        f"{np.unique(reached.round(2)).size} different optima",
+        f"CMLE, {n_clusters} clusters of at least {plan.min_size:g} points, on {jax.devices()[0]}",
         "",
-        f"{'cluster':>7} {'points':>6} {'weight':>6} {'sigma':>6}  mean",
+        str(plan),
+        "",
     ]
+    try:
+        solution = jc.approximate(
+            iris.x, n_clusters, eta=eta, n_starts=n_starts, key=jax.random.key(seed)
+        )
+    except jc.TooManyCandidatesError as error:
+        if error.solution is None:
+            raise
+        solution = error.solution
+        lines += ["That is too many: here is the best of CEM, with its certificate.", ""]
+    guarantee, mixture = solution.guarantee, solution.mixture
+    labels = np.asarray(solution.labels)
+
+    lines.append(f"{'cluster':>7} {'points':>6} {'weight':>6} {'sigma':>6}  mean")
     for k in range(n_clusters):
         mean = " ".join(f"{value:6.2f}" for value in np.asarray(mixture.means[k]))
         species = np.bincount(iris.species[labels == k], minlength=len(iris.species_names))
@@ -81,4 +86,9 @@ def _demo(n_clusters: int, n_starts: int, seed: int) -> str:
         f"least {guarantee.min_size:g} points",
         f"gap          {guarantee.gap:.4f} nats per point: no such partition is better by more",
     ]
+    if guarantee.kind == "probabilistic":
+        lines.append(
+            f"claim        {eta:g} nats per point: none is better by more, with probability "
+            f"{1 - plan.delta:g}"
+        )
     return "\n".join(lines)

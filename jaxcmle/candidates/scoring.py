@@ -635,10 +635,17 @@ def product_rate() -> float:
     return count * count * n / seconds
 
 
-@cache
 def repetition_rate(k: int, g: int, d: int) -> float:
     """Return how many point evaluations a second scoring repetitions does, roughly."""
-    s, n = 512, 512
+    # Finer grids have about the same rate, and take longer to find out.
+    while g > 1 and g**k > 4096:
+        g -= 1
+    return _repetition_rate(k, g, d)
+
+
+@cache
+def _repetition_rate(k: int, g: int, d: int) -> float:
+    n, s = 512, 512 if g**k <= 256 else 128
     keys = jax.random.split(jax.random.key(0))
     x = jax.random.normal(keys[0], (n, d))
     means = jax.random.normal(keys[1], (s, k, d))
