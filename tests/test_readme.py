@@ -59,6 +59,20 @@ def test_the_measured_ranges_are_those_of_the_committed_results():
             assert f"{min(ratios):g} to {max(ratios):g}" in line
 
 
+def test_the_measured_ranges_of_scoring_are_those_of_the_committed_results():
+    runs = [
+        json.loads(path.read_text(encoding="utf-8"))["results"]
+        for path in sorted((ROOT / "benchmarks" / "results").glob("scoring_*.json"))
+    ]
+    assert len(runs) == 3
+    for results in zip(*runs, strict=True):
+        row = f"| {results[0]['k']} components, {results[0]['columns']} columns |"
+        line = next(line for line in README.splitlines() if line.startswith(row))
+        for name in ("sgemm", "NumPy", "vmap"):
+            ratios = [round(result["ratios"][name], 2) for result in results]
+            assert f"{min(ratios):g} to {max(ratios):g}" in line
+
+
 def test_every_public_function_is_mentioned():
     import jaxcmle as jc
 

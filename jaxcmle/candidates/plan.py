@@ -288,7 +288,7 @@ def plan(
         >>> import jaxcmle as jc
         >>> plan = jc.plan(None, 3, eps=0.5, shape=(1200, 2), variance_ratio=1e4)
         >>> plan.m, plan.grid_values, plan.repetitions, plan.tuples
-        (2, 3, 2344, 63288)
+        (1, 3, 84, 15876)
     """
     inputs.check_on_host("plan")
     if algorithm not in get_args(Algorithm):

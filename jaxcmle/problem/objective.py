@@ -48,9 +48,9 @@ def point_costs(x: Any, mixture: Mixture, *, problem: Problem = CMLE()) -> Array
         Costs `[n, k]`, in nats.
 
     Example:
-        >>> import jaxcmle as jc
+        >>> import numpy as np, jaxcmle as jc
         >>> mixture = jc.Mixture(weights=[0.5, 0.5], means=[[0.0], [4.0]], variances=[1.0, 1.0])
-        >>> print(jc.point_costs([[0.0], [4.0]], mixture).round(3))
+        >>> print(np.asarray(jc.point_costs([[0.0], [4.0]], mixture)).round(3))
         [[1.612 9.612]
          [9.612 1.612]]
     """
