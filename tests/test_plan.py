@@ -406,7 +406,7 @@ def test_the_paper_has_its_own_counts():
         ({"eta": 0.5, "algorithm": "exact"}, ValueError, "algorithm must be one of"),
         ({"eta": 0.5, "shape": None}, ValueError, r"give shape=\(n, d\)"),
         ({"eta": 0.5, "shape": (12,)}, ValueError, r"give shape=\(n, d\)"),
-        ({"eta": 0.5, "shape": (0, 2)}, ValueError, "shape must be positive"),
+        ({"eta": 0.5, "shape": (0, 2)}, ValueError, "must be 1 or more"),
         ({"eta": 0.5, "balance": 1.5}, ValueError, "raise balance"),
         ({"eta": 0.5, "balance": 0}, ValueError, "balance must be positive"),
         ({"eta": 0.5, "balance": -4}, ValueError, "balance must be positive"),

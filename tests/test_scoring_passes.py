@@ -84,6 +84,35 @@ def test_repetitions_do_not_depend_on_chunks_or_calls():
     np.testing.assert_array_equal(means[3], one[0])
 
 
+def test_values_that_are_not_shapes_compile_nothing():
+    """More or fewer repetitions, points to a mean (up to a power of two), weights, tiles."""
+    rng = np.random.default_rng(8)
+    x, weight, _, variances, weights = random_repetitions(rng, 1, 90, 2, 2, 2, 1, np.float32)
+    blocks, _, _, _, grid = repetition_inputs(
+        x, weight, np.zeros((1, 2, 2), np.float32), variances, weights
+    )
+    pool = sampling.make_pool(jnp.asarray(x), None)
+    best = scoring.nothing_yet(8, 5, np.float32)
+
+    def search(seed, start, count, m, slope):
+        changed = grid._replace(slope=grid.slope * slope)
+        key = jax.random.key(seed)
+        return sampling.next_repetitions(
+            key, pool, blocks, changed, best, start, count, k=2, m=m, chunk=64
+        )
+
+    search(0, (0, 0), 300, 3, 1)
+    before = sampling._next_repetitions._cache_size()
+    search(1, (3, 77), 1000, 4, 2)
+    assert sampling._next_repetitions._cache_size() == before
+
+    columns = [np.ones((5, 32), np.float32), np.ones((6, 32), np.float32)]
+    walk(columns, None, 32.0, 4, tile_rows=2)
+    before = scoring._walk_product._cache_size()
+    walk([2 * column for column in columns], None, 32.0, 4, tile_rows=2, per_call=1)
+    assert scoring._walk_product._cache_size() == before
+
+
 # Memory and other devices.
 
 

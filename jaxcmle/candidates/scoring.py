@@ -294,7 +294,7 @@ def _tile_rows(rows: int, columns: int, n: int, itemsize: int) -> int:
     most = max(16, min(CPU_TILE, 2**33 // (columns * n)))
     if jax.default_backend() != "cpu":
         most = max(1, numerics.tile_bytes() // (itemsize * columns))
-    return max(1, min(most, rows, ROW_BYTES // (itemsize * n)))
+    return max(1, min(most, rows, max(ROW_BYTES, numerics.tile_bytes()) // (itemsize * n)))
 
 
 def tile_rows(product: Product, rows: int) -> int:
@@ -345,21 +345,20 @@ def _walk_product(
     block = n // -(-n // BLOCK)
     m = best.cost.shape[0]
 
-    def row_at(start: Array) -> tuple[Array, Array]:
-        """Return the row numbers `[rows, k - 1]` from `start` on, and whether they exist."""
-        carry = jnp.arange(tile_rows, dtype=jnp.int32)
-        digits = []
+    def rows_after(start: Array, steps: Array) -> tuple[list[Array], Array]:
+        """Return the rows so many steps after one, digit by digit, and how often that wraps."""
+        digits: list[Array] = []
         for j in reversed(range(len(first))):
-            digit = start[j] + carry
-            carry = digit // first[j].shape[1]
-            digits.append(digit % first[j].shape[1])
-        if not digits:
-            return jnp.zeros((tile_rows, 0), jnp.int32), carry == 0
-        return jnp.stack(digits[::-1], axis=1), carry == 0
+            digit = start[j] + steps
+            steps = digit // first[j].shape[1]
+            digits.insert(0, digit % first[j].shape[1])
+        return digits, steps
 
     def one_tile(_: Array, state: tuple[Best, Array]) -> tuple[Best, Array]:
         best, start = state
-        index, exists = row_at(start)
+        digits, wraps = rows_after(start, jnp.arange(tile_rows, dtype=jnp.int32))
+        index = jnp.stack(digits, axis=1) if digits else jnp.zeros((tile_rows, 0), jnp.int32)
+        exists = wraps == 0
         left = jnp.full((n, tile_rows), jnp.inf, dtype)
         for j, column in enumerate(first):
             left = jnp.minimum(left, column[:, index[:, j]])
@@ -405,20 +404,12 @@ def _walk_product(
         else:
             best = score_tile(best)
 
-        # The next tile starts one after the last row of this one.
-        carry = jnp.int32(tile_rows)
-        following = []
-        for j in reversed(range(len(first))):
-            digit = start[j] + carry
-            size = first[j].shape[1]
-            carry = digit // size
-            following.append(digit % size)
-        if not following:
-            return best, start
-        # Past the end: stay there.
-        after = jnp.stack(following[::-1])
-        after = after.at[0].add(carry * first[0].shape[1])
-        return best, after.astype(jnp.int32)
+        digits, wraps = rows_after(start, jnp.int32(tile_rows))
+        if digits:
+            # Past the end there are no more rows.
+            digits[0] = digits[0] + wraps * first[0].shape[1]
+            start = jnp.stack(digits)
+        return best, start
 
     return lax.fori_loop(jnp.int32(0), tiles, one_tile, (best, start))
 
