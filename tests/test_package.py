@@ -27,6 +27,7 @@ ORDER = (
     "jaxcmle.candidates.seeding",
     "jaxcmle.candidates.grids",
     "jaxcmle.candidates.scoring",
+    "jaxcmle.candidates.claim",
     "jaxcmle.candidates.plan",
     "jaxcmle.candidates.sampling",
     "jaxcmle.solve.progress",

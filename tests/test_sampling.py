@@ -17,7 +17,8 @@ import reference
 from support import BETA, PROBLEMS
 
 from jaxcmle.candidates import grids, sampling
-from jaxcmle.candidates.plan import Instance, Target, make_plan
+from jaxcmle.candidates.claim import Instance, Target
+from jaxcmle.candidates.plan import make_plan
 
 PRECISIONS = ("float32",)
 TRIALS = 4000

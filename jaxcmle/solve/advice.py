@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 
-from jaxcmle.candidates.plan import Instance, Plan, Target, make_plan, measure
+from jaxcmle.candidates.claim import Instance, Target, measure
+from jaxcmle.candidates.plan import Plan, make_plan
 from jaxcmle.solve.sources import Setting
 
 __all__ = ["too_many"]

@@ -10,7 +10,8 @@ import numpy as np
 from jax import Array
 
 from jaxcmle.candidates import grids
-from jaxcmle.candidates.plan import Plan, Scale, make_plan, measure, to_scale, to_target
+from jaxcmle.candidates.claim import Scale, measure, to_scale, to_target
+from jaxcmle.candidates.plan import Plan, make_plan
 from jaxcmle.candidates.scoring import NO_PRUNING, PRUNING, Best, Pruning
 from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem import inputs

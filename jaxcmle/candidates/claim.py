@@ -1,0 +1,191 @@
+"""What is to be claimed, and the few numbers of an instance that decide what that takes."""
+
+import math
+import operator
+from typing import Any, Literal, NamedTuple, get_args
+
+from jax import Array
+
+from jaxcmle import numerics
+from jaxcmle.problem import inputs
+from jaxcmle.problem.instance import check_instance, smallest_size, y_range
+from jaxcmle.problem.pairs import MAX_POINTS, check_pairs_affordable
+from jaxcmle.problem.types import WKM, Problem
+
+__all__ = ["Instance", "Scale", "Target", "imagine", "measure", "to_scale", "to_target"]
+
+Scale = Literal["tight", "paper"]
+
+# The y range of data comes from float32: widened by this, so that its rounding cannot matter.
+RANGE_SLACK = 1e-4
+# An eps or eta beyond this says nothing.
+LARGEST_CLAIM = 1e6
+# The smallest y on either scale: variances of at least 1/(2 pi), and of at least 1/pi.
+SMALLEST_Y = {"tight": 1.0, "paper": 1 + math.log(2)}
+
+
+class Instance(NamedTuple):
+    """What the number of candidates depends on.
+
+    Attributes:
+        n: points of positive weight.
+        d: features.
+        n_clusters: k.
+        total: weight of all points.
+        min_size: the smallest weight of a cluster.
+        y_low: the smallest `y = ln(2 pi e variance)` of a cluster, on the scale.
+        y_high: the largest.
+        factor: multiply x by this to be on the scale.
+        scale: `"tight"`, `"paper"`, or None for WKM, whose costs are taken as they are.
+        spread_low: WKM only, the least that a partition costs per point beside its entropy.
+        spread_high: WKM only, the most that the best partition does.
+        weighted: whether the points have weights other than 1.
+    """
+
+    n: int
+    d: int
+    n_clusters: int
+    total: float
+    min_size: float
+    y_low: float
+    y_high: float
+    factor: float
+    scale: Scale | None
+    spread_low: float
+    spread_high: float
+    weighted: bool
+
+    @property
+    def balance(self) -> float:
+        """The balance that the smallest size amounts to."""
+        return self.total / self.min_size
+
+
+class Target(NamedTuple):
+    """What is to be claimed: a factor `1 + eps`, or `eta` nats per point; it fails with `delta`."""
+
+    eps: float | None
+    eta: float | None
+    delta: float
+
+
+def to_target(eps: Any, eta: Any, delta: Any) -> Target:
+    """Return what is to be claimed, checked."""
+    if (eps is None) == (eta is None):
+        raise ValueError(
+            "give eta (nats per point above the best balanced solution, which no scaling changes) "
+            f"or eps (a factor of 1 + eps, on a scale), one of them, got eta={eta!r}, eps={eps!r}"
+        )
+    delta = inputs.to_limit(delta, "delta")
+    if delta >= 1:
+        raise ValueError(f"delta, the probability of failure, must be under 1, got {delta!r}")
+
+    def positive(value: Any, name: str) -> float | None:
+        if value is None:
+            return None
+        value = inputs.to_limit(value, name, positive=True)
+        if value > LARGEST_CLAIM:
+            raise ValueError(f"{name} must be finite, and {LARGEST_CLAIM:g} at most, got {value:g}")
+        return float(value)
+
+    return Target(positive(eps, "eps"), positive(eta, "eta"), float(delta))
+
+
+def to_scale(scale: Any, target: Target) -> Scale:
+    """Return the scale to work on: for a claim in nats per point the tight one does."""
+    if scale not in get_args(Scale):
+        raise ValueError(f"scale must be one of {get_args(Scale)}, got {scale!r}")
+    return scale if target.eta is None else "tight"
+
+
+def measure(
+    points: Array,
+    weight: Array | None,
+    n_clusters: Any,
+    balance: Any,
+    scale: Scale,
+    problem: Problem,
+    max_points: int = MAX_POINTS,
+) -> Instance:
+    """Return the numbers of a data set."""
+    n, d = points.shape
+    k = inputs.to_n_clusters(n_clusters, n)
+    balance = 2 * k if balance is None else inputs.to_limit(balance, "balance", positive=True)
+    size = float(smallest_size(points, weight, balance))
+    total = float(n if weight is None else weight.sum())
+    inputs.check_partition_exists(k, size, total)
+    size = min(size, total / k)
+    check_pairs_affordable(points, max_points, "this guarantee")
+    bounds = y_range(points, size, sample_weight=weight, max_points=max_points)
+    low, high = float(bounds.low), float(bounds.high)
+    shared: dict[str, Any] = {"n": n, "d": d, "n_clusters": k, "total": total, "min_size": size}
+    if isinstance(problem, WKM):
+        beta = float(problem.beta)  # type: ignore[arg-type]
+        whole = numerics.whole_moments(numerics.prepare(points, weight))
+        return Instance(
+            **shared,
+            y_low=low,
+            y_high=high,
+            factor=1.0,
+            scale=None,
+            spread_low=beta * d * math.exp(low - 1) / (2 * math.pi) * (1 - RANGE_SLACK),
+            spread_high=beta * float(whole.scatter[0]) / total * (1 + RANGE_SLACK),
+            weighted=weight is not None,
+        )
+    shift, reason = 1 - low, f"points that weigh {size:g}, enough for a cluster, coincide"
+    if scale == "paper" and math.isfinite(low):
+        report = check_instance(points, max_points=max_points)
+        closest, reason = report.min_distance_sq, "two points coincide"
+        shift = math.log(report.required / closest) if closest > 0 else math.inf
+    if not math.isfinite(shift):
+        raise ValueError(
+            f"this instance is not well-defined on the {scale} scale, because {reason}: remove "
+            "duplicates"
+            + (", or lower balance so that clusters are larger" if scale == "tight" else "")
+        )
+    return Instance(
+        **shared,
+        y_low=low + shift - RANGE_SLACK,
+        y_high=max(high, low) + shift + RANGE_SLACK,
+        factor=math.exp(shift / 2),
+        scale=scale,
+        spread_low=0.0,
+        spread_high=math.inf,
+        weighted=weight is not None,
+    )
+
+
+def imagine(
+    shape: Any, n_clusters: Any, balance: Any, scale: Scale, problem: Problem, ratio: Any
+) -> Instance:
+    """Return the numbers of a data set that is not at hand."""
+    try:
+        n, d = (operator.index(value) for value in shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"without x, give shape=(n, d), two whole numbers, got {shape!r}"
+        ) from error
+    if min(n, d) < 1:
+        raise ValueError(f"shape=(n, d) must be 1 or more, got {shape!r}")
+    k = inputs.to_n_clusters(n_clusters, n)
+    balance = 2 * k if balance is None else inputs.to_limit(balance, "balance", positive=True)
+    size = float(max(2, math.ceil(n / balance * (1 - 1e-9))))
+    inputs.check_partition_exists(k, size, n)
+    ratio = inputs.to_limit(ratio, "variance_ratio", positive=True)
+    if not 1 <= ratio < math.inf:
+        raise ValueError(f"variance_ratio must be 1 or more, and finite, got {ratio!r}")
+    low = SMALLEST_Y[scale]
+    return Instance(
+        n=n,
+        d=d,
+        n_clusters=k,
+        total=float(n),
+        min_size=size,
+        y_low=low,
+        y_high=low + math.log(ratio),
+        factor=1.0,
+        scale=None if isinstance(problem, WKM) else scale,
+        spread_low=0.0,
+        spread_high=math.inf,
+        weighted=False,
+    )
