@@ -280,6 +280,9 @@ def test_the_papers_own_candidates_run_on_a_budget():
     assert np.isfinite(solution.cost)
     with pytest.raises(ValueError, match="guarantee=False"):
         jc.approximate(x, 2, algorithm="paper", eps=0.5)
+    # One cluster, which holds all points: a grid of a single size.
+    one = jc.approximate(x, 1, algorithm="paper", guarantee=False, balance=1, max_candidates=1e3)
+    assert abs(float(one.cost) - optimum(x, 1, 2, "cmle")) <= 1e-3
 
 
 def test_too_many_candidates_names_what_fits():

@@ -30,6 +30,7 @@ __all__ = [
     "geometric_weights",
     "largest_mean_errors",
     "least_entropy",
+    "printed_shares",
     "printed_sizes",
     "printed_variances",
     "weight_tuples",
@@ -243,14 +244,22 @@ def weight_tuples(n_clusters: int, exponents: int) -> int:
     return exponents**n_clusters - (exponents - 1) ** n_clusters
 
 
+def printed_shares(balance: float, eps: float) -> Floats:
+    """Return the paper's cluster sizes as shares: `(1 + eps)^i / f` up to the first of at least 1.
+
+    Any size of an f-balanced partition has one that is at least as large, by at most `1 + eps`.
+    """
+    count = max(1, math.ceil(math.log(balance) / math.log1p(eps) - 1e-9))
+    return (1 + eps) ** np.arange(1.0, count + 1) / balance
+
+
 def printed_sizes(n_clusters: int, balance: float, eps: float) -> Floats:
     """Return the paper's tuples of cluster sizes as weights: normalised, and only the possible.
 
-    Sizes are `(1 + eps)^i N / f`, i from 1 to `ceil(log_{1 + eps} f)`: each at least the true
-    size and at most `1 + eps` times it, so only tuples that add up to N to (1 + eps) N are kept.
+    The right sizes of `printed_shares` add up to at least 1 and at most `1 + eps`: only such
+    tuples are kept.
     """
-    count = max(1, math.ceil(math.log(balance) / math.log1p(eps) - 1e-9))
-    shares = (1 + eps) ** np.arange(1, count + 1) / balance
+    shares = printed_shares(balance, eps)
     grid = np.stack(np.meshgrid(*[shares] * n_clusters, indexing="ij"), axis=-1)
     tuples = grid.reshape(-1, n_clusters)
     total = tuples.sum(axis=1)

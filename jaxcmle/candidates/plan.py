@@ -499,9 +499,7 @@ def _paper_plan(instance: Instance, target: Target, problem: Problem) -> Plan:
     step = math.log1p(eps)
     m = math.ceil(1 / (eps * target.delta))
     sampled = math.ceil(m * balance - 1e-9)
-    sizes = max(1, math.ceil(math.log(balance) / step - 1e-9))
-    if isinstance(problem, UCMLE):
-        sizes = 1
+    sizes = 1 if isinstance(problem, UCMLE) else len(grids.printed_shares(balance, eps))
     gamma = instance.y_high + 2 / d * math.log(k)
     estimates = math.ceil(math.log(gamma) / step)
     values = math.ceil(math.log(gamma * balance) / step) + 2

@@ -532,12 +532,10 @@ def _score_repetitions(
 
     # Repetitions go along the vectors.
     by_feature = means.transpose(2, 1, 0)
-    if pruning.completions:
-        bound = jnp.where(valid, optimistic(by_feature), jnp.inf)
-        order = jnp.argsort(bound).astype(jnp.int32)
-    else:
-        bound = jnp.where(valid, -jnp.inf, jnp.inf).astype(dtype)
-        order = jnp.arange(s, dtype=jnp.int32)
+    least = optimistic(by_feature) if pruning.completions else jnp.full(s, -jnp.inf, dtype)
+    bound = jnp.where(valid, least, jnp.inf)
+    # Stable: without bounds, in the order of the repetitions.
+    order = jnp.argsort(bound).astype(jnp.int32)
 
     def one_tile(state: tuple[Array, Best]) -> tuple[Array, Best]:
         place, best = state
@@ -574,11 +572,6 @@ def _score_repetitions(
         # Sorted by their bounds: once one is above the limit, so are all after it.
         bound_here = bound[order[jnp.minimum(place, s - 1)]]
         return (place < s) & (bound_here < jnp.inf) & (bound_here <= _give_up_above(best))
-
-    if not pruning.completions:
-
-        def unfinished(state: tuple[Array, Best]) -> Array:
-            return state[0] < s
 
     return lax.while_loop(unfinished, one_tile, (jnp.int32(0), best))[1]
 

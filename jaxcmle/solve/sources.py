@@ -266,8 +266,7 @@ def paper_candidates(setting: Setting, key: Array, limit: float, pruning: Prunin
     count = int(min(limit, 1e18) ** (1 / k) * (1 + 1e-12))
     count = max(1, min(count, most // 4, 2**16))
     pool = sampling.make_pool(points.x, setting.weight)
-    steps = math.ceil(math.log(plan.balance) / math.log1p(eps) - 1e-9)
-    shares = (1 + eps) ** np.arange(1, steps + 1) / plan.balance
+    shares = grids.printed_shares(plan.balance, eps)
     gamma = plan.y_max + 2 / plan.d * math.log(k)
     values = grids.printed_variances(shares, gamma, gamma * plan.balance, eps)
     values = np.clip(values, max(1.0, plan.y_min), plan.y_max)
