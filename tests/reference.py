@@ -866,3 +866,194 @@ def best_plan(
                 total = repetitions * count**k * weight_tuples
                 best = min(best, (float(total), m, float(e), int(count)))
     return best
+
+
+def keep_largest(values: ArrayLike, count: int) -> NDArray[np.intp]:
+    """Return the ascending positions of the `count` largest of every row [..., r].
+
+    Those that a stable ascending sort puts last. NaN counts as +inf.
+    """
+    values = np.asarray(values)
+    order = np.argsort(np.where(np.isnan(values), math.inf, values), axis=-1, kind="stable")
+    return np.sort(order[..., values.shape[-1] - count :], axis=-1)
+
+
+def halve(costs: ArrayLike) -> tuple[list[int], list[int]]:
+    """Return the positions a pruning removes and those it keeps, both ascending.
+
+    The ceil(r/2) cheapest go; of equal ones the lower positions go first.
+    """
+    costs = np.asarray(costs, np.float64)
+    order = sorted(range(len(costs)), key=lambda place: (costs[place], place))
+    cut = -(-len(costs) // 2)
+    return sorted(order[:cut]), sorted(order[cut:])
+
+
+@dataclass(frozen=True)
+class AbsCandidate:
+    """The means [k, d], at which level each was drawn, and which candidate mean was taken.
+
+    `levels` and `choices` are shorter than k where the remaining set ran empty.
+    """
+
+    levels: tuple[int, ...]
+    choices: tuple[int, ...]
+    means: Floats
+
+
+def abs_candidates(
+    x: ArrayLike,
+    bits: ArrayLike,
+    slope: ArrayLike,
+    constant: ArrayLike,
+    chosen: ArrayLike,
+    m: int,
+    prunings: int,
+) -> list[AbsCandidate]:
+    """Return all candidates of Algorithm 2, repaired, for given draws.
+
+    Args:
+        x: The points [n, d].
+        bits: Whole numbers below 2^32 [k, s]: draw i of step j is the point at position
+            floor(bits[j, i] |R| / 2^32) of the remaining set R.
+        slope: The cost of x under mean i is slope[i] |x - mean|^2 + constant[i].
+        constant: As `slope`, for every mean but the last.
+        chosen: Which draws go into every candidate mean [c, at least m].
+        m: The number of draws that count, from the first.
+        prunings: At most so many on the way to a candidate.
+    """
+    x = _points(x)
+    k = len(bits)
+
+    def approx_means(
+        remaining: list[int], means: list[Floats], levels: list[int], choices: list[int], level: int
+    ) -> list[AbsCandidate]:
+        found = len(means)
+        if found == k or not remaining:
+            filled = means + [means[-1]] * (k - found)
+            return [AbsCandidate(tuple(levels), tuple(choices), np.array(filled))]
+        candidates = []
+        draws = [remaining[int(b) * len(remaining) >> 32] for b in bits[found]]
+        for choice, places in enumerate(chosen):
+            mean = sum(x[draws[place]] for place in places[:m]) / m
+            candidates += approx_means(
+                remaining, [*means, mean], [*levels, level], [*choices, choice], level
+            )
+        if found >= 1 and level < prunings:
+            costs = [
+                min(
+                    slope[i] * ((x[point] - mean) ** 2).sum() + constant[i]
+                    for i, mean in enumerate(means)
+                )
+                for point in remaining
+            ]
+            kept = [remaining[place] for place in halve(costs)[1]]
+            candidates += approx_means(kept, means, levels, choices, level + 1)
+        return candidates
+
+    return approx_means(list(range(len(x))), [], [], [], 0)
+
+
+@dataclass(frozen=True)
+class PruningRun:
+    """The prunings between two samplings: the points removed in each, and those that remain.
+
+    `wrong` is the cost of the removed points of unfound clusters, and the other costs are of
+    points of found clusters: in R at the start, removed in the second, third, ... pruning, and
+    still in R at the end.
+    """
+
+    chunks: list[list[int]]
+    remaining: list[int]
+    wrong_points: list[int]
+    wrong: float
+    start: float
+    later: float
+    rest: float
+
+
+def wrongly_assigned(
+    costs: ArrayLike,
+    labels: ArrayLike,
+    found: set[int],
+    alpha: float,
+    remaining: list[int] | None = None,
+) -> PruningRun:
+    """Prune until an unfound cluster holds a share alpha of what remains, or nothing does.
+
+    Args:
+        costs: Of every point under the found components [n].
+        labels: The clusters of the points [n].
+        found: The labels of the found clusters.
+        alpha: The share at which the prunings stop.
+        remaining: The set R at the start, ascending; all points by default.
+    """
+    costs, labels = np.asarray(costs, np.float64), np.asarray(labels)
+    start = list(range(len(costs))) if remaining is None else remaining
+
+    def is_found(points: list[int]) -> list[int]:
+        return [point for point in points if labels[point] in found]
+
+    def total(points: list[int]) -> float:
+        return math.fsum(costs[point] for point in points)
+
+    rest, chunks = start, []
+    while rest:
+        sizes = [sum(labels[rest] == label) for label in set(labels.tolist()) - found]
+        if any(size >= alpha * len(rest) for size in sizes):
+            break
+        removed, kept = halve(costs[rest])
+        chunks.append([rest[place] for place in removed])
+        rest = [rest[place] for place in kept]
+    wrong = [point for chunk in chunks for point in chunk if labels[point] not in found]
+    return PruningRun(
+        chunks,
+        rest,
+        wrong,
+        total(wrong),
+        total(is_found(start)),
+        math.fsum(total(is_found(chunk)) for chunk in chunks[1:]),
+        total(is_found(rest)),
+    )
+
+
+def all_wrongly_assigned(
+    costs: ArrayLike,
+    labels: ArrayLike,
+    alphas: list[float],
+    choose: Callable[[list[int]], int] = min,
+) -> tuple[float, float]:
+    """Find one cluster after the other, and return what wrong and right points cost.
+
+    The first is any cluster of X; then follow prunings up to a share alphas[0], and so on. Wrong
+    points are those removed before their cluster is found, at the cost they are removed at; the
+    others cost what they do under their own component. If nothing remains, the rest is not found.
+
+    Args:
+        costs: Of every point under every component [n, k].
+        labels: The clusters of the points [n].
+        alphas: The share at the end of each run of prunings: k - 1 of them.
+        choose: Which of the clusters to find that hold the share.
+    """
+    costs, labels = np.asarray(costs, np.float64), np.asarray(labels)
+    n, k = costs.shape
+    remaining, wrong_points, wrong = list(range(n)), [], 0.0
+    found = {choose(sorted(set(labels.tolist())))}
+    for alpha in alphas:
+        now = costs[:, sorted(found)].min(axis=1)
+        run = wrongly_assigned(now, labels, found, alpha, remaining)
+        remaining, wrong = run.remaining, wrong + run.wrong
+        wrong_points += run.wrong_points
+        if not remaining:
+            break
+        found.add(
+            choose(
+                [
+                    label
+                    for label in sorted(set(range(k)) - found)
+                    if sum(labels[remaining] == label) >= alpha * len(remaining)
+                ]
+            )
+        )
+    right = sorted(set(range(n)) - set(wrong_points))
+    return wrong, math.fsum(costs[point, labels[point]] for point in right)

@@ -22,7 +22,7 @@ from jaxcmle.candidates.claim import measure, to_target
 from jaxcmle.candidates.plan import make_plan
 from jaxcmle.candidates.scoring import PRUNING, Pruning
 from jaxcmle.solve.sizes import assign_with_sizes
-from jaxcmle.solve.sources import Setting, _values, repetitions
+from jaxcmle.solve.sources import Setting, repetitions, useful_values
 
 PRECISIONS = ("float32",)
 FAMILIES = ("plain", "outlier", "nested")
@@ -195,7 +195,7 @@ def test_a_variance_is_left_out_only_if_no_partition_with_it_would_be_better():
         setting = Setting(points, None, problem, instance, target)
         plan = make_plan(instance, target, problem)
         known = optimum(x, 2, 3, "cmle") + i / 4
-        kept = len(_values(setting, plan, PRUNING, known))
+        kept = len(useful_values(setting, plan, PRUNING, known))
         left_out += plan.grid_values - kept
         if kept == plan.grid_values:
             continue

@@ -16,6 +16,7 @@ ROOT = Path(jc.__file__).parent
 # From the foundations up; a module imports only from those before it.
 ORDER = (
     "jaxcmle.numerics",
+    "jaxcmle.selection",
     "jaxcmle.problem.types",
     "jaxcmle.problem.inputs",
     "jaxcmle.problem.objective",
@@ -28,11 +29,14 @@ ORDER = (
     "jaxcmle.candidates.grids",
     "jaxcmle.candidates.scoring",
     "jaxcmle.candidates.claim",
-    "jaxcmle.candidates.plan",
     "jaxcmle.candidates.sampling",
+    "jaxcmle.candidates.pruning",
+    "jaxcmle.candidates.choices",
+    "jaxcmle.candidates.plan",
     "jaxcmle.solve.progress",
     "jaxcmle.solve.sizes",
     "jaxcmle.solve.sources",
+    "jaxcmle.solve.walks",
     "jaxcmle.solve.advice",
     "jaxcmle.solve.approximate",
     "jaxcmle",

@@ -10,7 +10,7 @@ from jaxcmle import numerics
 from jaxcmle.problem import inputs
 from jaxcmle.problem.instance import check_instance, smallest_size, y_range
 from jaxcmle.problem.pairs import MAX_POINTS, check_pairs_affordable
-from jaxcmle.problem.types import WKM, Problem
+from jaxcmle.problem.types import UCMLE, WKM, Problem
 
 __all__ = ["Instance", "Scale", "Target", "imagine", "measure", "to_scale", "to_target"]
 
@@ -40,6 +40,8 @@ class Instance(NamedTuple):
         spread_low: WKM only, the least that a partition costs per point beside its entropy.
         spread_high: WKM only, the most that the best partition does.
         weighted: whether the points have weights other than 1.
+        known_cost: something that the best balanced partition costs at most per point, on the
+            scale; infinity if nothing is known beside the range of y.
     """
 
     n: int
@@ -54,6 +56,13 @@ class Instance(NamedTuple):
     spread_low: float
     spread_high: float
     weighted: bool
+    known_cost: float = math.inf
+
+    def most_cost(self, problem: Problem) -> float:
+        """Return what the best balanced partition costs at most per point, on the scale."""
+        weights = 0.0 if isinstance(problem, UCMLE) else math.log(self.n_clusters)
+        spread = self.spread_high if isinstance(problem, WKM) else self.d / 2 * self.y_high
+        return min(self.known_cost, spread + weights)
 
     @property
     def balance(self) -> float:

@@ -30,6 +30,9 @@ __all__ = [
     "geometric_weights",
     "largest_mean_errors",
     "least_entropy",
+    "loglog_cover",
+    "loglog_mean_errors",
+    "loglog_values",
     "printed_shares",
     "printed_sizes",
     "printed_variances",
@@ -144,6 +147,51 @@ def largest_mean_errors(low: float, high: float, allowance: Allowance) -> Floats
         lower = np.where(fits, candidates, lower[:, None]).max(axis=1)
         width /= fine
     return np.where(counts >= needed[0], lower, 0.0)
+
+
+def loglog_values(high: float, count: int) -> Floats:
+    r"""Return `count` values of $y = \ln(2 \pi e \sigma^2)$ in equal steps of ln y from 1 to high.
+
+    The paper's grid, repaired: its base, $1 / (2 \pi)$, is below 1, so that powers of it shrink.
+    Every y from 1 to high has a value of at least y, and of at most `high ** (1 / count)` times it.
+    """
+    return max(high, 1.0) ** (np.arange(1, count + 1) / count)
+
+
+def loglog_cover(low: float, high: float, count: int) -> VarianceCover:
+    """Return `loglog_values` with what each has to serve, without those below `low`."""
+    values = loglog_values(high, count)
+    starts = np.concatenate([[1.0], values[:-1]])
+    used = values >= low
+    return VarianceCover(values[used], np.maximum(starts[used], low))
+
+
+def loglog_mean_errors(low: float, high: float, allowance: Allowance) -> Floats:
+    r"""Return, for 1, 2, ... of the `loglog_values`, the largest mean error they leave room for.
+
+    As `largest_mean_errors`. For the value v of y, $t = v - y$ is anything from 0 to $r y$, r the
+    ratio less 1, and $\varphi$ is convex in t: at 0 it is e, and at $r y$ it is within the
+    allowance for $e \le h(y) = e^{r y} (1 + slope \cdot y + constant - r y) - 1$. The sign of the
+    derivative of h changes once at most, so that h is smallest at the ends or there.
+    """
+    slope, constant = allowance.slope, allowance.constant - MARGIN
+    low = max(low, 1.0)
+    at_low = slope * low + constant
+    if not at_low > 0:
+        return np.zeros(0)
+    limit = math.expm1(min(at_low, 12.0)) * (1 - 1e-9)
+    errors = []
+    for count in range(1, MAX_VALUES + 1):
+        ratio = max(high, 1.0) ** (1 / count) - 1
+        ends = [low, max(high, low)]
+        if slope != ratio and ratio > 0:
+            flat = -(slope / ratio + constant) / (slope - ratio)
+            ends += [flat] if ends[0] < flat < ends[1] else []
+        y = np.array(ends)
+        step = np.minimum(ratio * y, 700.0)
+        room = (np.exp(step) * (1 + slope * y + constant - step) - 1).min()
+        errors.append(max(0.0, min(room, at_low, limit)))
+    return np.array(errors)[: _enough(np.array(errors), min(at_low, limit))]
 
 
 def _equal_steps(length: float, limit: float, allowance: Allowance) -> Floats:

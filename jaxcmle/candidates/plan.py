@@ -2,13 +2,20 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 
-from jaxcmle.candidates import grids, scoring
+from jaxcmle.candidates import grids, pruning, scoring
+from jaxcmle.candidates.choices import (
+    Choice,
+    VarianceGrid,
+    log_repetitions,
+    pruned_choices,
+    sampled_choices,
+)
 from jaxcmle.candidates.claim import (
+    RANGE_SLACK,
     Instance,
     Scale,
     Target,
@@ -17,17 +24,17 @@ from jaxcmle.candidates.claim import (
     to_scale,
     to_target,
 )
-from jaxcmle.candidates.grids import Allowance
 from jaxcmle.problem import inputs
 from jaxcmle.problem.pairs import MAX_POINTS
 from jaxcmle.problem.types import CMLE, UCMLE, WKM, Problem
 
-__all__ = ["Algorithm", "Plan", "make_plan", "plan"]
+__all__ = ["Algorithm", "Plan", "abs_plan", "make_plan", "plan", "to_grid"]
 
-Algorithm = Literal["sampling", "paper"]
+Algorithm = Literal["sampling", "abs", "auto", "paper"]
 
-# The numbers of exponents that grids of weights may have.
-EXPONENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48)
+# What selecting takes for each point that a pruning looks at, in point evaluations: a comparison
+# and a count for each of 32 bits, where an evaluation is a minimum and an addition.
+SELECTION = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,7 +42,7 @@ class Plan:
     """What a guarantee takes. `print` it, or take `to_dict()`.
 
     Attributes:
-        algorithm: `"sampling"`, or `"paper"` for the counts of the paper's own constants.
+        algorithm: `"sampling"`, `"abs"`, or `"paper"` for the counts of the paper's own constants.
         problem: `"CMLE"`, `"WKM"` or `"UCMLE"`.
         n: points.
         d: features.
@@ -63,11 +70,17 @@ class Plan:
         weight_tuples: how many tuples of weights there are.
         tuples: candidates in all.
         log10_tuples: the same as a power of ten.
-        point_evaluations: candidates times points.
+        point_evaluations: candidates times points, and what pruning takes.
         peak_bytes: memory that scoring takes beside the points.
+        grid: which grid of variances, `"reduced"` or `"loglog"`.
+        alpha: ABS only: a cluster is drawn from when it makes up this share of what remains.
+        prunings: ABS only: how often half of the points is pruned, at most.
+        walks: ABS only: the orders of drawing and pruning.
+        pruned_points: ABS only: how many points all prunings look at.
+        other: with `algorithm="auto"`, the plan of the dearer algorithm; None if it has none.
     """
 
-    algorithm: Algorithm
+    algorithm: Literal["sampling", "abs", "paper"]
     problem: str
     n: int
     d: int
@@ -97,6 +110,12 @@ class Plan:
     log10_tuples: float
     point_evaluations: int
     peak_bytes: int
+    grid: VarianceGrid = "reduced"
+    alpha: float | None = None
+    prunings: int = 0
+    walks: int = 1
+    pruned_points: int = 0
+    other: "Plan | None" = None
 
     @property
     def seconds(self) -> float | None:
@@ -107,6 +126,11 @@ class Plan:
         """
         if self.algorithm == "paper" or self.log10_tuples > 30:
             return None
+        if self.algorithm == "abs":
+            powers = 2 * self.weight_exponents - 1
+            scored = pruning.leaf_rate(self.n_clusters, self.grid_values, powers, self.d)
+            seconds = float(self.tuples * self.n) / scored
+            return seconds + float(self.pruned_points) / pruning.selection_rate()
         if self.delta == 0:
             rate = scoring.product_rate()
         else:
@@ -128,7 +152,9 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON. Counts that fit no float are None; see `log10_tuples`."""
         values = dataclasses.asdict(self)
-        for name in ("tuples", "point_evaluations", "repetitions", "mean_tuples"):
+        values["other"] = None if self.other is None else self.other.to_dict()
+        counts = ("tuples", "point_evaluations", "repetitions", "mean_tuples", "pruned_points")
+        for name in counts:
             count = values[name]
             if abs(count) >= 2**53:
                 values[name] = float(count) if math.log10(count) < 300 else None
@@ -165,6 +191,11 @@ class Plan:
         else:
             means = f"m = {self.m} points each, error e_m = {self.e_m:.4g}, beta = {self.beta:.4g}"
         lines.append(f"  means       {means}")
+        if self.alpha is not None:
+            lines.append(
+                f"  prunings    up to {self.prunings}, {self.walks} walks: a cluster is found once "
+                f"it is {self.alpha:.3g} of what remains"
+            )
         if self.delta > 0:
             lines.append(
                 f"  success     p = {self.p:.4g} for a repetition, {_count(self.repetitions)} "
@@ -172,6 +203,8 @@ class Plan:
             )
         weights = "uniform" if self.weight_tuples == 1 else f"{_count(self.weight_tuples)} tuples"
         values = "fixed" if self.problem == "WKM" else f"{self.grid_values} values a cluster"
+        if self.grid == "loglog":
+            values += " (log-log)"
         if self.estimates > 1:
             values += f" for each of {self.estimates} estimates"
         lines.append(f"  grids       variances {values}, weights {weights}")
@@ -182,6 +215,11 @@ class Plan:
         if self.algorithm != "paper":
             lines.append(f"  memory      {self.peak_bytes / 2**20:.1f} MiB beside the points")
             lines.append(f"  time        {_duration(self.seconds)} on {jax.default_backend()}")
+        if self.other is not None:
+            lines.append(
+                f"  instead of  {self.other.algorithm}: {_count(self.other.tuples)} tuples, "
+                f"{self.other.peak_bytes / 2**20:.1f} MiB, {_duration(self.other.seconds)}"
+            )
         return "\n".join(lines)
 
 
@@ -195,6 +233,7 @@ def plan(
     balance: float | None = None,
     algorithm: Algorithm = "sampling",
     scale: Scale = "tight",
+    grid: VarianceGrid = "reduced",
     problem: Problem = CMLE(),
     sample_weight: Any = None,
     shape: tuple[int, int] | None = None,
@@ -213,9 +252,13 @@ def plan(
         eps: the factor, less 1.
         eta: nats per point.
         delta: the probability with which the claim may fail; 0 for all subsets of the points.
-        balance: f; clusters weigh at least `N / f`. Default: `2 * n_clusters`.
-        algorithm: `"sampling"`; or `"paper"`, to count what the paper's own constants take.
+        balance: f; clusters weigh at least `N / f`. Default: `2 * n_clusters`; infinity for
+            all clusters of two points and more.
+        algorithm: `"sampling"`; `"abs"`, which draws means from what pruning leaves, and so hardly
+            depends on the balance; `"auto"`, the one that takes less; or `"paper"`, to count what
+            the constants of the paper's first algorithm take.
         scale: `"tight"` or `"paper"`, as in `rescale`.
+        grid: for ABS, the grid of variances: `"reduced"`, or `"loglog"`, the paper's, repaired.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
         sample_weight: `[n]`, default ones.
         shape: `(n, d)` of points that are not at hand.
@@ -248,85 +291,154 @@ def plan(
         points, weight, _ = inputs.without_padding(*inputs.to_points(x, sample_weight))
         scale = to_scale(scale, target)
         instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
-    return make_plan(instance, target, problem, algorithm)
+    return make_plan(instance, target, problem, algorithm, to_grid(grid))
 
 
-class _Weights(NamedTuple):
-    """A grid of weights: how many exponents, and the nats per point it leaves for the rest.
-
-    With an eps, `left` is what it leaves beside eps times the rest of the cost.
-    """
-
-    exponents: int
-    left: float
-
-
-class _Choice(NamedTuple):
-    """One way to fulfil the claim, and the logarithm of what it costs."""
-
-    log_tuples: float
-    m: int
-    e_m: float
-    grid_values: int
-    exponents: int
-    allowance: Allowance
+def to_grid(grid: Any) -> VarianceGrid:
+    """Return which grid of variances, checked."""
+    if grid not in get_args(VarianceGrid):
+        raise ValueError(f"grid must be one of {get_args(VarianceGrid)}, got {grid!r}")
+    return grid
 
 
 def make_plan(
-    instance: Instance, target: Target, problem: Problem, algorithm: Algorithm = "sampling"
+    instance: Instance,
+    target: Target,
+    problem: Problem,
+    algorithm: Algorithm = "sampling",
+    grid: VarianceGrid = "reduced",
 ) -> Plan:
     """Return the plan with the fewest candidates."""
     if algorithm == "paper":
         return _paper_plan(instance, target, problem)
+    if algorithm == "abs":
+        return abs_plan(instance, target, problem, grid)
+    if algorithm == "sampling":
+        return _sampling_plan(instance, target, problem)
+    plans = []
+    reasons = []
+    for make in (_sampling_plan, abs_plan):
+        try:
+            plans.append(make(instance, target, problem))
+        except ValueError as error:
+            reasons.append(error)
+    if not plans:
+        raise reasons[0]
+    # Not by time, which is measured: the same call has to take the same way.
+    best, *others = sorted(plans, key=lambda plan: plan.point_evaluations)
+    return dataclasses.replace(best, other=others[0] if others else None)
+
+
+def _sampling_plan(instance: Instance, target: Target, problem: Problem) -> Plan:
     if target.delta == 0 and instance.weighted:
         raise ValueError(
             "a deterministic guarantee (delta=0) is for points without weights; give a delta, "
             "or repeat the points"
         )
-    best = min(_choices(instance, target, problem), default=None)
+    best = min(sampled_choices(instance, target, problem), default=None)
     if best is None:
         raise ValueError(_impossible(instance, target, problem))
     k, n = instance.n_clusters, instance.n
-    weight_tuples = grids.weight_tuples(k, best.exponents)
-    if isinstance(problem, WKM):
-        values, starts = (0.0,), (0.0,)
-    else:
-        cover = grids.cover_variances(instance.y_low, instance.y_high, best.e_m, best.allowance)
-        values, starts = tuple(cover.values.tolist()), tuple(cover.starts.tolist())
-    grid_tuples = len(values) ** k * weight_tuples
+    fields = _chosen(instance, target, problem, best, "reduced")
+    values = fields["grid_values"]
+    mean_tuples = 1
     if target.delta == 0:
-        beta, success, repetitions = 0.0, 1.0, 1
         mean_tuples = math.comb(n, best.m) ** k
-        columns = math.comb(n, best.m) * len(values)
+        columns = math.comb(n, best.m) * values
         # Beside what is walked: the columns without weights, and those of other cases.
         peak_bytes = 2 * scoring.product_bytes(k, columns * best.exponents, n)
     else:
-        beta = 1 / (best.m * best.e_m)
-        log_success = _log_success(instance, best.m, beta)
-        success = math.exp(log_success)
-        repetitions = _whole(_log_repetitions(log_success, target.delta))
-        mean_tuples = 1
-        peak_bytes = scoring.repetition_bytes(k, len(values), instance.d, n)
-    tuples = repetitions * mean_tuples * grid_tuples
+        peak_bytes = scoring.repetition_bytes(k, values, instance.d, n)
+    tuples = fields["repetitions"] * mean_tuples * values**k * fields["weight_tuples"]
     return Plan(
         algorithm="sampling",
-        m=best.m,
-        e_m=best.e_m,
-        beta=beta,
-        p=success,
-        repetitions=repetitions,
         mean_tuples=mean_tuples,
-        variance_values=values,
-        variance_starts=starts,
-        grid_values=len(values),
-        weight_exponents=best.exponents,
-        weight_tuples=weight_tuples,
         tuples=tuples,
         log10_tuples=math.log10(tuples),
         point_evaluations=tuples * n,
         peak_bytes=peak_bytes,
-        **_shared(instance, target, problem),
+        **fields,
     )
+
+
+def abs_plan(
+    instance: Instance,
+    target: Target,
+    problem: Problem,
+    grid: VarianceGrid = "reduced",
+    alpha: float | None = None,
+) -> Plan:
+    """Return the plan of sampling and pruning; for one alpha, if one is given."""
+    if target.delta == 0:
+        raise ValueError('algorithm="abs" draws at random: give a delta above 0')
+    if instance.weighted:
+        raise ValueError(
+            'algorithm="abs" is for points without weights, since half of them is pruned each '
+            'time: use algorithm="sampling", or repeat the points'
+        )
+    if not isinstance(problem, WKM) and instance.y_low < 1 - 2 * RANGE_SLACK:
+        raise ValueError(
+            "pruning takes costs that are not negative: every y = ln(2 pi e variance) must be 1 or "
+            f"more, and here it is as low as {instance.y_low:g}; rescale the points"
+        )
+    alphas = None if alpha is None else (alpha,)
+    ways = pruned_choices(instance, target, problem, grid, alphas)
+    best, how = min(ways, default=(None, None))
+    if best is None or how is None:
+        raise ValueError(_impossible(instance, target, problem))
+    k, n, d = instance.n_clusters, instance.n, instance.d
+    fields = _chosen(instance, target, problem, best, grid)
+    values, powers = fields["grid_values"], 2 * best.exponents - 1
+    walks = pruning.walk_count(k, how.prunings)
+    tuples = fields["repetitions"] * walks * values**k * fields["weight_tuples"]
+    # Prunings depend on all components but the last.
+    first = values ** (k - 1) * max(1, grids.weight_tuples(k - 1, best.exponents))
+    pruned = fields["repetitions"] * first * pruning.pruned_points(n, k, how.prunings)
+    return Plan(
+        algorithm="abs",
+        mean_tuples=walks,
+        tuples=tuples,
+        log10_tuples=math.log10(tuples),
+        point_evaluations=tuples * n + SELECTION * pruned,
+        peak_bytes=pruning.search_bytes(n, d, k, values, powers, first, how.prunings),
+        grid=grid,
+        alpha=how.alpha,
+        prunings=how.prunings,
+        walks=walks,
+        pruned_points=pruned,
+        **fields,
+    )
+
+
+def _chosen(
+    instance: Instance, target: Target, problem: Problem, choice: Choice, grid: VarianceGrid
+) -> dict[str, Any]:
+    """Return the fields of a plan that come of a choice."""
+    if isinstance(problem, WKM):
+        values, starts = (0.0,), (0.0,)
+    else:
+        low, high = instance.y_low, instance.y_high
+        if grid == "loglog":
+            cover = grids.loglog_cover(low, high, choice.grid_values)
+        else:
+            cover = grids.cover_variances(low, high, choice.e_m, choice.allowance)
+        values, starts = tuple(cover.values.tolist()), tuple(cover.starts.tolist())
+    repetitions = 1
+    if target.delta > 0:
+        repetitions = _whole(log_repetitions(choice.log_success, target.delta))
+    return {
+        "m": choice.m,
+        "e_m": choice.e_m,
+        "beta": choice.beta,
+        "p": math.exp(choice.log_success),
+        "repetitions": repetitions,
+        "variance_values": values,
+        "variance_starts": starts,
+        "grid_values": len(values),
+        "weight_exponents": choice.exponents,
+        "weight_tuples": grids.weight_tuples(instance.n_clusters, choice.exponents),
+        **_shared(instance, target, problem),
+    }
 
 
 def _shared(instance: Instance, target: Target, problem: Problem) -> dict[str, Any]:
@@ -344,123 +456,6 @@ def _shared(instance: Instance, target: Target, problem: Problem) -> dict[str, A
         "y_max": instance.y_high,
         **target._asdict(),
     }
-
-
-def _choices(instance: Instance, target: Target, problem: Problem) -> Iterator[_Choice]:
-    """Yield ways to fulfil the claim, the cheapest among them."""
-    finest, *weight_grids = _weight_grids(instance, target, problem)
-    beside_weights = min(
-        (choice.log_tuples for choice in _mean_choices(instance, target, problem, finest)),
-        default=math.inf,
-    )
-    cheapest = math.inf
-    for weights in weight_grids:
-        log_weights = math.log(grids.weight_tuples(instance.n_clusters, weights.exponents))
-        if log_weights + beside_weights > cheapest:
-            break
-        for choice in _mean_choices(instance, target, problem, weights):
-            choice = choice._replace(log_tuples=choice.log_tuples + log_weights)
-            cheapest = min(cheapest, choice.log_tuples)
-            yield choice
-
-
-def _weight_grids(instance: Instance, target: Target, problem: Problem) -> list[_Weights]:
-    """Return the grids of weights, the smallest first, and before them all one without error."""
-    if isinstance(problem, UCMLE):
-        return [_Weights(1, target.eta or 0.0)] * 2
-    k, balance = instance.n_clusters, instance.balance
-    entropy = grids.least_entropy(k, balance)
-    # Uniform weights: the divergence is ln K less the entropy. A claim on a factor gives back eps
-    # times the entropy.
-    if target.eta is not None:
-        credit, uniform = target.eta, target.eta - (math.log(k) - entropy)
-    else:
-        assert target.eps is not None
-        credit, uniform = target.eps * entropy, (1 + target.eps) * entropy - math.log(k)
-    weights = [_Weights(1, max(credit, uniform)), _Weights(1, uniform)]
-    if k > 1 and balance - k > 1e-9:
-        weights += [
-            _Weights(a, credit - grids.geometric_divergence(k, balance, a)) for a in EXPONENTS
-        ]
-    return weights
-
-
-def _mean_choices(
-    instance: Instance, target: Target, problem: Problem, weights: _Weights
-) -> Iterator[_Choice]:
-    """Yield, for a grid of weights, how many points to a mean and how fine a grid of variances."""
-    if isinstance(problem, WKM):
-        allowance = Allowance(0.0, 0.0)
-        errors = [_wkm_error(instance, target, weights)]
-    else:
-        allowance = Allowance(target.eps or 0.0, 2 / instance.d * weights.left)
-        errors = grids.largest_mean_errors(instance.y_low, instance.y_high, allowance).tolist()
-    k, n = instance.n_clusters, instance.n
-    if not errors or max(errors) <= 0:
-        return
-    fewest = k * math.log(1 + next(i for i, error in enumerate(errors) if error > 0))
-    cheapest, m = math.inf, math.floor(1 / max(errors))
-    # More points to a mean only help the means: stop once the draws cost too much whatever else.
-    while True:
-        m += 1
-        if target.delta == 0:
-            if m > min(instance.min_size, n):
-                return
-            means = k * (math.lgamma(n + 1) - math.lgamma(m + 1) - math.lgamma(n - m + 1))
-        else:
-            means = _log_repetitions(_log_success(instance, m, 0.0), target.delta)
-        if means + fewest >= cheapest:
-            return
-        for grid_values, error in enumerate(errors, start=1):
-            if m * error <= 1:
-                continue
-            if target.delta == 0:
-                draws, used = means, 1 / m
-            else:
-                log_success = _log_success(instance, m, 1 / (m * error))
-                draws, used = _log_repetitions(log_success, target.delta), error
-            choice = _Choice(
-                draws + k * math.log(grid_values),
-                m,
-                used,
-                grid_values,
-                weights.exponents,
-                allowance,
-            )
-            cheapest = min(cheapest, choice.log_tuples)
-            yield choice
-
-
-def _wkm_error(instance: Instance, target: Target, weights: _Weights) -> float:
-    """Return how far means may err, in variances, if only means and weights do.
-
-    The means' errors cost `spread * e`, where a partition costs `spread` beside its entropy; the
-    claim leaves `eps * spread + left`. The worst spread of the range decides.
-    """
-    low, high = instance.spread_low, instance.spread_high
-    left = weights.left - grids.MARGIN
-    factor = target.eps or 0.0
-    if left >= 0:
-        return factor + (left / high if high > 0 else math.inf)
-    return max(0.0, factor + left / low) if low > 0 else 0.0
-
-
-def _log_success(instance: Instance, m: int, beta: float) -> float:
-    """Return the logarithm of `K! (prod w)^m (1 - beta)` for the least product of weights."""
-    k, balance = instance.n_clusters, instance.balance
-    largest = 1 - (k - 1) / balance
-    product = -(k - 1) * math.log(balance) + math.log(largest)
-    return min(0.0, math.lgamma(k + 1) + m * product + math.log1p(-beta))
-
-
-def _log_repetitions(log_success: float, delta: float) -> float:
-    """Return the logarithm of the number of repetitions after which all failed with `delta`."""
-    if log_success > -30:
-        success = math.exp(log_success)
-        if success >= 1:
-            return 0.0
-        return math.log(max(1, math.ceil(math.log(delta) / math.log1p(-success))))
-    return math.log(-math.log(delta)) - log_success
 
 
 def _whole(log_count: float) -> int:

@@ -26,8 +26,11 @@ from jaxcmle.candidates.scoring import Best, Grid, Pruning
 __all__ = [
     "NUMBERS",
     "Pool",
+    "bucket",
     "make_pool",
     "next_repetitions",
+    "places_of",
+    "repetition_key",
     "repetition_means",
     "subset_means",
     "superset_means",
@@ -65,8 +68,12 @@ def _draw(key: Array, pool: Pool, shape: tuple[int, ...]) -> Array:
     bits = jax.random.bits(key, shape, jnp.uint32)
     if pool.ends is not None:
         return jnp.searchsorted(pool.ends, bits, side="right").astype(jnp.int32)
-    # The high word of `bits * n`, in halves of a word.
-    n = pool.x.shape[0]
+    return places_of(bits, pool.x.shape[0])
+
+
+def places_of(bits: Array, n: int) -> Array:
+    """Return one of n places for each random uint32: the high word of `bits * n`."""
+    # In halves of a word.
     low, high = bits & 0xFFFF, bits >> 16
     n_low, n_high = n & 0xFFFF, n >> 16
     middle = high * n_low + (low * n_low >> 16)
@@ -74,12 +81,17 @@ def _draw(key: Array, pool: Pool, shape: tuple[int, ...]) -> Array:
     return (high * n_high + (middle >> 16) + (other >> 16)).astype(jnp.int32)
 
 
-def _bucket(m: int) -> int:
+def bucket(m: int) -> int:
     """Return m rounded up to a power of two: so many points are drawn, and the first m count.
 
     So that not every m needs a program of its own.
     """
     return 1 << (m - 1).bit_length()
+
+
+def repetition_key(key: Array, number: Array) -> Array:
+    """Return the key of the repetition with this number `[2]`."""
+    return jax.random.fold_in(jax.random.fold_in(key, number[0]), number[1])
 
 
 def _block_means(key: Array, pool: Pool, k: int, m: Array, drawn: int) -> Array:
@@ -94,14 +106,13 @@ def _block_means(key: Array, pool: Pool, k: int, m: Array, drawn: int) -> Array:
 
 def repetition_means(key: Array, number: Array, pool: Pool, k: int, m: int) -> Array:
     """Return the block means `[s, k, d]` of the repetitions with these numbers `[s, 2]`."""
-    return _repetition_means(key, number, pool, k, jnp.int32(m), _bucket(m))
+    return _repetition_means(key, number, pool, k, jnp.int32(m), bucket(m))
 
 
 @partial(jax.jit, static_argnames=("k", "drawn"))
 def _repetition_means(key: Array, number: Array, pool: Pool, k: int, m: Array, drawn: int) -> Array:
     def one(number: Array) -> Array:
-        own = jax.random.fold_in(jax.random.fold_in(key, number[0]), number[1])
-        return _block_means(own, pool, k, m, drawn)
+        return _block_means(repetition_key(key, number), pool, k, m, drawn)
 
     return jax.vmap(one)(number)
 
@@ -150,7 +161,7 @@ def next_repetitions(
         jnp.int32(count),
         jnp.int32(m),
         k,
-        _bucket(m),
+        bucket(m),
         chunk,
         pruning,
         tile,

@@ -35,8 +35,11 @@ __all__ = [
     "Grid",
     "Product",
     "Pruning",
+    "best_time",
     "component_columns",
+    "give_up_above",
     "merge",
+    "min_sum",
     "nothing_yet",
     "point_blocks",
     "prepare_product",
@@ -45,6 +48,9 @@ __all__ = [
     "repetition_bytes",
     "repetition_rate",
     "score_repetitions",
+    "smallest_entries",
+    "sum_blocks",
+    "tile_repetitions",
     "tile_rows",
     "walk_product",
 ]
@@ -130,7 +136,7 @@ def merge(best: Best, cost: Array, index: Array) -> Best:
     return Best(ordered[0][:m], jnp.stack([column[:m] for column in ordered[1:]], axis=1))
 
 
-def _smallest_entries(costs: Array, m: int) -> tuple[Array, Array, Array]:
+def smallest_entries(costs: Array, m: int) -> tuple[Array, Array, Array]:
     """Return the m smallest of a matrix with their rows and columns; ties in row-major order.
 
     In two steps, both exact: the m rows with the smallest minima hold them.
@@ -144,7 +150,7 @@ def _smallest_entries(costs: Array, m: int) -> tuple[Array, Array, Array]:
     return -values, row[flat // columns].astype(jnp.int32), (flat % columns).astype(jnp.int32)
 
 
-def _min_sum(
+def min_sum(
     parts: Sequence[Array],
     axes: Sequence[tuple[int, ...]],
     start: ArrayLike = 0,
@@ -185,7 +191,7 @@ def _min_sum(
     return lax.fori_loop(0, length // UNROLL, add, total)
 
 
-def _sum_blocks(
+def sum_blocks(
     blocks: int, block_sum: Any, shape: tuple[int, ...], dtype: Any, limit: ArrayLike
 ) -> Array:
     """Return the sum of `block_sum(b)` over the blocks, or what it was when all passed `limit`."""
@@ -201,7 +207,7 @@ def _sum_blocks(
     return lax.while_loop(unfinished, add, (jnp.int32(0), jnp.zeros(shape, dtype)))[1]
 
 
-def _give_up_above(best: Best) -> Array:
+def give_up_above(best: Best) -> Array:
     """Return the cost above which a candidate is of no interest, with room for rounding."""
     worst = best.cost[-1]
     return worst + 16 * jnp.finfo(worst.dtype).eps * jnp.abs(worst)
@@ -366,18 +372,18 @@ def _walk_product(
             row_mass = sum((mass[j][index[:, j]] for j in range(len(first))), jnp.zeros((), dtype))
             row_mass = jnp.broadcast_to(row_mass, (tile_rows,))
             least_normaliser = total * jnp.log(row_mass.min() + mass[-1].min())
-        limit = _give_up_above(best)
+        limit = give_up_above(best)
 
         def score_tile(best: Best) -> Best:
             def column_tile(right: Array) -> Array:
                 def block_sum(b: Array) -> Array:
-                    return _min_sum([left, right], [(1,), (0,)], b * block, block)
+                    return min_sum([left, right], [(1,), (0,)], b * block, block)
 
                 stop: Any = jnp.inf
                 if pruning.partial_sums:
                     # What the normaliser adds at least is not in the sums yet.
                     stop = limit - (least_normaliser if mass is not None else 0)
-                return _sum_blocks(n // block, block_sum, (tile_rows, width), dtype, stop)
+                return sum_blocks(n // block, block_sum, (tile_rows, width), dtype, stop)
 
             cost = lax.map(column_tile, last).transpose(1, 0, 2).reshape(tile_rows, -1)[:, :columns]
             if mass is not None:
@@ -385,7 +391,7 @@ def _walk_product(
             cost = jnp.where(exists[:, None], cost, jnp.inf)
 
             def take(best: Best) -> Best:
-                values, row, column = _smallest_entries(cost, m)
+                values, row, column = smallest_entries(cost, m)
                 picked = jnp.concatenate([index[row], column[:, None]], axis=1)
                 return merge(best, values, picked)
 
@@ -394,9 +400,9 @@ def _walk_product(
         if pruning.completions:
 
             def block_bound(b: Array) -> Array:
-                return _min_sum([best_last, left], [(0,), ()], b * block, block)
+                return min_sum([best_last, left], [(0,), ()], b * block, block)
 
-            bound = _sum_blocks(n // block, block_bound, (tile_rows,), dtype, jnp.inf)
+            bound = sum_blocks(n // block, block_bound, (tile_rows,), dtype, jnp.inf)
             if mass is not None:
                 bound = bound + total * jnp.log(row_mass + mass[-1].min())
             worth_it = (exists & (bound <= limit)).any()
@@ -454,7 +460,7 @@ def score_repetitions(
     tuples = grid.slope.shape[0] ** k
     together = _weights_together(grid.log_weights.shape[0], tuples)
     if tile is None:
-        tile = _tile_repetitions(together * tuples)
+        tile = tile_repetitions(together * tuples)
     return _score_repetitions(
         blocks, means, number, valid, grid, best, pruning, min(tile, s), together
     )
@@ -473,7 +479,7 @@ def _weights_together(weights: int, variance_tuples: int) -> int:
     return max(1, min(weights, 64 // variance_tuples))
 
 
-def _tile_repetitions(tuples: int) -> int:
+def tile_repetitions(tuples: int) -> int:
     """Return how many repetitions go into one tile."""
     if jax.default_backend() == "cpu":
         return 128 if tuples <= 64 else max(8, min(64, 2**22 // tuples))
@@ -513,9 +519,9 @@ def _score_repetitions(
 
         def block_sum(b: Array) -> Array:
             cost = times_weight(b, columns(b, mean).min(axis=2) - most)
-            return _min_sum([cost[:, j] for j in range(k)], [()] * k)
+            return min_sum([cost[:, j] for j in range(k)], [()] * k)
 
-        return _sum_blocks(x.shape[0], block_sum, (mean.shape[2],), dtype, jnp.inf)
+        return sum_blocks(x.shape[0], block_sum, (mean.shape[2],), dtype, jnp.inf)
 
     def score_tile(mean: Array, log_weight: Array, limit: Array) -> Array:
         """Return the costs `[weights, g, ..., g, repetitions]` of a tile."""
@@ -525,10 +531,10 @@ def _score_repetitions(
             cost = times_weight(b, cost)
             # Each component's variances get an axis of their own, after that of the weights.
             own = [tuple(i for i in range(1, k + 1) if i != j + 1) for j in range(k)]
-            return _min_sum([cost[:, j] for j in range(k)], own)
+            return min_sum([cost[:, j] for j in range(k)], own)
 
         shape = (together, *[g] * k, tile)
-        return _sum_blocks(x.shape[0], block_sum, shape, dtype, limit)
+        return sum_blocks(x.shape[0], block_sum, shape, dtype, limit)
 
     # Repetitions go along the vectors.
     by_feature = means.transpose(2, 1, 0)
@@ -548,14 +554,14 @@ def _score_repetitions(
         mean = by_feature[:, :, member]
 
         def some_weights(t: Array, best: Best) -> Best:
-            limit = _give_up_above(best) if pruning.partial_sums else jnp.asarray(jnp.inf, dtype)
+            limit = give_up_above(best) if pruning.partial_sums else jnp.asarray(jnp.inf, dtype)
             index = t * together + jnp.arange(together, dtype=jnp.int32)
             cost = score_tile(mean, log_weights[jnp.minimum(index, w - 1)], limit)
             cost = cost.reshape(together, g**k, tile)
             cost = jnp.where((index < n_weights)[:, None, None] & inside, cost, jnp.inf)
 
             def take(best: Best) -> Best:
-                values, row, flat = _smallest_entries(cost.reshape(-1, tile).T, m)
+                values, row, flat = smallest_entries(cost.reshape(-1, tile).T, m)
                 variances = [flat // g ** (k - 1 - j) % g for j in range(k)]
                 which = (t * together + flat // g**k, *variances)
                 picked = (number[member[row]], *(part[:, None] for part in which))
@@ -571,14 +577,14 @@ def _score_repetitions(
         place, best = state
         # Sorted by their bounds: once one is above the limit, so are all after it.
         bound_here = bound[order[jnp.minimum(place, s - 1)]]
-        return (place < s) & (bound_here < jnp.inf) & (bound_here <= _give_up_above(best))
+        return (place < s) & (bound_here < jnp.inf) & (bound_here <= give_up_above(best))
 
     return lax.while_loop(unfinished, one_tile, (jnp.int32(0), best))[1]
 
 
 def repetition_bytes(k: int, g: int, d: int, n: int, itemsize: int = 4) -> int:
     """Return about how much memory scoring repetitions takes."""
-    tile = _tile_repetitions(g**k)
+    tile = tile_repetitions(g**k)
     columns = LOOK * max(tile * 3 * k * g, CHUNK * k * (g + 2))
     return itemsize * (2 * columns + 4 * tile * g**k + 4 * CHUNK * k * d + (d + 2) * n)
 
@@ -586,7 +592,8 @@ def repetition_bytes(k: int, g: int, d: int, n: int, itemsize: int = 4) -> int:
 # How fast this device is.
 
 
-def _best_time(run: Any, repeats: int = 3) -> float:
+def best_time(run: Any, repeats: int = 3) -> float:
+    """Return the least time that a function takes, in seconds, after it has been compiled."""
     jax.block_until_ready(run())
     times = []
     for _ in range(repeats):
@@ -605,7 +612,7 @@ def product_rate() -> float:
     best = nothing_yet(16, 2, columns.dtype)
     start = jnp.zeros(1, jnp.int32)
     rows = tile_rows(product, count)
-    seconds = _best_time(
+    seconds = best_time(
         lambda: walk_product(
             product,
             best,
@@ -643,7 +650,7 @@ def _repetition_rate(k: int, g: int, d: int) -> float:
     best = nothing_yet(16, 3 + k, x.dtype)
     blocks = point_blocks(x, jnp.ones(n))
     valid = jnp.ones(s, bool)
-    seconds = _best_time(
+    seconds = best_time(
         lambda: score_repetitions(blocks, means, number, valid, grid, best, pruning=NO_PRUNING)
     )
     return s * g**k * n / seconds

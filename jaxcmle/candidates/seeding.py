@@ -1,10 +1,12 @@
-"""Mixtures to start from: means picked from the data, one shared variance, equal weights.
+"""Mixtures to start from: means picked from the data, and equal weights.
 
-With one variance and equal weights the first assignment of `cem` is to the nearest mean.
+With one variance for all, the first assignment of `cem` is to the nearest mean. Only sample and
+prune (`"abs"`) gives every cluster a variance of its own.
 """
 
+import math
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,24 @@ from jaxcmle.numerics import Coefficients, Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import distance_to, farthest_first
 from jaxcmle.problem.types import Mixture
+from jaxcmle.selection import keep_largest
 
 __all__ = ["SeedMethod", "seed"]
 
-SeedMethod = Literal["kmeans++", "farthest", "random", "subsets"]
+SeedMethod = Literal["kmeans++", "farthest", "random", "subsets", "abs"]
+
+# Sample and prune looks at no more points than this, or than so many per cluster.
+SAMPLE = 4096
+SAMPLE_PER_CLUSTER = 256
+# Candidates for each cluster: drawn from what pruning leaves, and from everything. The latter find
+# a narrow cluster inside a wide one, whose points are cheap already.
+FROM_REMAINDER, FROM_ALL = 4, 2
+# Variances that a candidate may begin with, as shares of the variance of the data.
+FIRST_VARIANCES = (1 / 2, 1 / 8, 1 / 32, 1 / 128)
+# Halvings of the interval in which the costs lie, to find the one to prune at.
+BISECTIONS = 24
+# How often a candidate is re-estimated from the points it would win.
+ROUNDS = 2
 
 
 def seed(
@@ -33,7 +49,7 @@ def seed(
     """Return a mixture to start from, with means drawn from the data.
 
     Weights are `1/k`, and all variances are the mean squared distance to the nearest mean, per
-    feature. Points are drawn in proportion to their weight; points of weight 0 never are, and
+    feature; with `"abs"` every cluster has its own. Points are drawn in proportion to their weight; points of weight 0 never are, and
     padding with them does not change what a key draws.
 
     Args:
@@ -43,7 +59,11 @@ def seed(
         method: `"kmeans++"` draws each next mean in proportion to its weight and its squared
             distance to the nearest one so far; `"farthest"` takes the farthest point (Gonzalez)
             from a random first one; `"random"` draws k different points; `"subsets"` takes the
-            means of k random subsets of `subset_size` points.
+            means of k random subsets of `subset_size` points; `"abs"` (sample and prune) draws a
+            few candidates among the points that cost most so far, re-estimates each from the
+            points it would win, and keeps the mean and variance that lower the cost most. It is
+            for clusters of unequal variances and sizes, and looks at no more than
+            `max(4096, 256 k)` of the points.
         sample_weight: `[n]`, default ones.
         subset_size: points per subset, for `"subsets"`; a Python int.
 
@@ -72,6 +92,8 @@ def _seed(
     key: Array, x: Array, weight: Array | None, k: int, method: SeedMethod, subset_size: int
 ) -> Mixture:
     points = numerics.prepare(x, weight)
+    if method == "abs":
+        return _sample_and_prune(key, points, k)
     if method == "kmeans++":
         means = points.x[_kmeans_plus_plus(key, points, k)]
     elif method == "farthest":
@@ -122,3 +144,146 @@ def _kmeans_plus_plus(key: Array, points: Points, k: int) -> Array:
     first = _draw(jax.random.fold_in(key, 0), points.weight)
     centres = jnp.zeros(k, first.dtype).at[0].set(first)
     return lax.fori_loop(1, k, add_centre, (distance_to(points, first), centres))[1]
+
+
+class _Found(NamedTuple):
+    """The clusters so far, and what every point costs under the cheapest of them."""
+
+    least: Array
+    means: Array
+    variances: Array
+
+
+def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
+    """Return a mixture found cluster by cluster, without the claims of the paper's ABS.
+
+    A cluster with variance v costs a point `d/2 ln(2 pi v) + |x - mean|^2 / (2 v) + ln k`. To be
+    worth it, it must be less than what a point may still hope for: the mean cost in one of the
+    clusters to come, if these shared the volume of the data. That hope falls as fewer are to come.
+    """
+    sample_key, draw_key = jax.random.split(key)
+    points = _sample(sample_key, points, max(SAMPLE, SAMPLE_PER_CLUSTER * k))
+    centred, centre = numerics.centred(points)
+    scale = jnp.abs(jnp.where(points.weight[:, None] > 0, centred, 0)).max()
+    scale = jnp.where(scale > 0, scale, 1)
+    x, weight = centred / scale, points.weight
+    n, d = x.shape
+    columns = x.T
+    total = numerics.blocked_sum(weight)
+    # The weight of one point: what is known of a variance before any point is seen.
+    unit = total / (weight > 0).sum().astype(x.dtype)
+    norms = numerics.squared_distances(columns, jnp.zeros((1, d), x.dtype))[0]
+    whole = numerics.blocked_sum(weight * norms) / (total * d)
+    whole = jnp.where(whole > 0, whole, 1)
+    typical = whole * k ** (-2 / d)
+
+    def constant(variance: Array) -> Array:
+        return d / 2 * jnp.log(2 * math.pi * variance) + math.log(k)
+
+    def costs(square: Array, variances: Array) -> Array:
+        return square / (2 * variances[:, None]) + constant(variances)[:, None]
+
+    def add_cluster(j: Array, found: _Found) -> _Found:
+        remainder_key, all_key = jax.random.split(jax.random.fold_in(draw_key, j))
+        to_come = (k - j).astype(x.dtype)
+        hope = constant(whole * to_come ** (-2 / d)) + d / 2
+        least = jnp.minimum(found.least, hope)
+        remainder = _prune(jnp.minimum(found.least, background), weight, to_come / k)
+        drawn = jnp.concatenate(
+            [
+                _draw_by_blocks(remainder_key, remainder, FROM_REMAINDER),
+                _draw_by_blocks(all_key, weight, FROM_ALL),
+            ]
+        )
+
+        def totals(costs: Array) -> Array:
+            return (weight * jnp.minimum(least, costs)).sum(axis=1)
+
+        means = x[drawn]
+        square = numerics.squared_distances(columns, means)
+        first = [whole * share * jnp.ones(len(drawn), x.dtype) for share in FIRST_VARIANCES]
+        choice = jnp.argmin(jnp.stack([totals(costs(square, each)) for each in first]), axis=0)
+        variances = whole * jnp.array(FIRST_VARIANCES, x.dtype)[choice]
+        for _ in range(ROUNDS):
+            won = jnp.where(costs(square, variances) < least, weight, 0)
+            size = won.sum(axis=1)
+            sums = jnp.matmul(won, x, precision=numerics.PRECISION)
+            means = jnp.where(size[:, None] > 0, sums / size[:, None], means)
+            square = numerics.squared_distances(columns, means)
+            scatter = (won * square).sum(axis=1)
+            # As if one point more were known, so that a few points are not worth a cluster.
+            variances = (scatter + unit * d * typical) / (d * (size + unit))
+        new = costs(square, variances)
+        best = jnp.argmin(totals(new))
+        return _Found(
+            jnp.minimum(found.least, new[best]),
+            found.means.at[j].set(means[best]),
+            found.variances.at[j].set(variances[best]),
+        )
+
+    background = norms / (2 * whole) + constant(whole)
+    nothing = _Found(
+        jnp.full(n, jnp.inf, x.dtype), jnp.zeros((k, d), x.dtype), jnp.ones(k, x.dtype)
+    )
+    found = lax.fori_loop(0, k, add_cluster, nothing)
+    return Mixture(
+        weights=jnp.full(k, 1 / k, x.dtype),
+        means=found.means * scale + centre + points.shift,
+        variances=jnp.maximum(found.variances * scale * scale, 4 * jnp.finfo(x.dtype).tiny),
+    )
+
+
+def _sample(key: Array, points: Points, count: int) -> Points:
+    """Return at most `count` of the points, weighted so that sums over them are unbiased.
+
+    Priority sampling (Duffield, Lund, Thorup): keep the points with the largest `weight / u`, u
+    uniform, and raise their weights to the largest that is not kept. Of fewer points than `count`
+    all are kept as they are, even if padding makes them more.
+    """
+    n = points.weight.shape[0]
+    if n <= count:
+        return points
+    tiny = jnp.finfo(points.weight.dtype).tiny
+    uniform = jax.random.uniform(key, (n,), points.weight.dtype, minval=tiny)
+    priority = points.weight / uniform
+    kept = keep_largest(priority, count)
+    limit = priority.at[kept].set(0).max()
+    weight = points.weight[kept]
+    weight = jnp.where(weight > 0, jnp.maximum(weight, limit), weight)
+    return Points(points.x[kept], weight, points.shift)
+
+
+def _prune(values: Array, weight: Array, share: Array) -> Array:
+    """Return the weights of the points with the largest values, about a share of all; 0 else."""
+    present = weight > 0
+    low = jnp.min(jnp.where(present, values, jnp.inf))
+    high = jnp.max(jnp.where(present, values, -jnp.inf))
+    wanted = share * weight.sum()
+
+    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = low + (high - low) / 2
+        enough = jnp.where(values >= middle, weight, 0).sum() >= wanted
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    # Always from below, so that there is something left.
+    low, _ = lax.fori_loop(0, BISECTIONS, halve, (low, high))
+    return jnp.where(values >= low, weight, 0)
+
+
+def _draw_by_blocks(key: Array, mass: Array, count: int) -> Array:
+    """Draw indices in proportion to `mass`, with replacement: a block of the points, one in it.
+
+    That takes far fewer random numbers than `_draw_many`.
+    """
+    n = mass.shape[0]
+    blocks = -(-n // numerics.BLOCK)
+    rows = jnp.pad(mass, (0, blocks * numerics.BLOCK - n)).reshape(blocks, numerics.BLOCK)
+    sums = rows.sum(axis=1)
+
+    def one(key: Array) -> Array:
+        block_key, point_key = jax.random.split(key)
+        block = _draw(block_key, sums)
+        return block * numerics.BLOCK + _draw(point_key, rows[block])
+
+    return jax.vmap(one)(jax.random.split(key, count))

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable
 
+from jaxcmle.candidates.choices import VarianceGrid
 from jaxcmle.candidates.claim import Instance, Target, measure
-from jaxcmle.candidates.plan import Plan, make_plan
+from jaxcmle.candidates.plan import Algorithm, Plan, make_plan
 from jaxcmle.solve.sources import Setting
 
 __all__ = ["too_many"]
@@ -16,17 +17,23 @@ MOST_LOG10 = 13
 DELTAS = (0.1, 0.2, 0.3, 0.5)
 
 
-def too_many(plan: Plan, limit: float, setting: Setting) -> str:
+def too_many(
+    plan: Plan, limit: float, setting: Setting, algorithm: Algorithm, grid: VarianceGrid
+) -> str:
     """Say what a plan takes, and what would fit."""
     instance, target, problem = setting.instance, setting.target, setting.problem
 
-    def fits(instance: Instance, target: Target) -> bool:
+    def fits(instance: Instance, target: Target, algorithm: Algorithm = algorithm) -> bool:
         try:
-            return make_plan(instance, target, problem).tuples <= limit
+            return make_plan(instance, target, problem, algorithm, grid).tuples <= limit
         except ValueError:
             return False
 
     options = []
+    others: tuple[Algorithm, ...] = ("sampling", "abs")
+    for other in others:
+        if algorithm in others and other != algorithm and fits(instance, target, other):
+            options.append(f'algorithm="{other}"')
     balance = _fitting_balance(setting, fits)
     if balance is not None:
         options.append(f"balance={balance:g}")

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import numpy as np
 from jax import Array
 
 from jaxcmle.candidates import grids
-from jaxcmle.candidates.claim import Scale, measure, to_scale, to_target
-from jaxcmle.candidates.plan import Plan, make_plan
-from jaxcmle.candidates.scoring import NO_PRUNING, PRUNING, Best, Pruning
+from jaxcmle.candidates.choices import VarianceGrid
+from jaxcmle.candidates.claim import Scale, Target, measure, to_scale, to_target
+from jaxcmle.candidates.plan import Algorithm, Plan, make_plan, to_grid
+from jaxcmle.candidates.scoring import NO_PRUNING, PRUNING, Pruning
 from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
@@ -24,6 +26,7 @@ from jaxcmle.solve.advice import too_many
 from jaxcmle.solve.progress import Progress, ProgressOption
 from jaxcmle.solve.sizes import refine_with_sizes
 from jaxcmle.solve.sources import Setting, Source, all_subsets, paper_candidates, repetitions
+from jaxcmle.solve.walks import pruned_walks
 
 __all__ = ["TooManyCandidatesError", "approximate"]
 
@@ -59,8 +62,9 @@ def approximate(
     eta: float | None = None,
     delta: float = 0.1,
     balance: float | None = None,
-    algorithm: Literal["sampling", "paper"] = "sampling",
+    algorithm: Algorithm = "sampling",
     scale: Scale = "tight",
+    grid: VarianceGrid = "reduced",
     problem: Problem = CMLE(),
     key: Array | None = None,
     sample_weight: Any = None,
@@ -90,10 +94,13 @@ def approximate(
         eps: the factor, less 1.
         eta: nats per point.
         delta: the probability with which the claim may fail; 0 to leave nothing to chance.
-        balance: f; clusters weigh at least `N / f`. Default: `2 * n_clusters`.
-        algorithm: `"sampling"`; or `"paper"`, the paper's own candidates, of which only some can
-            ever be looked at: with `guarantee=False`.
+        balance: f; clusters weigh at least `N / f`. Default: `2 * n_clusters`; infinity for
+            all clusters of two points and more.
+        algorithm: `"sampling"`; `"abs"`, which prunes between draws, for clusters of very unequal
+            sizes; `"auto"`, the one that takes less; or `"paper"`, the candidates of the paper's
+            first algorithm, of which only some can ever be looked at: with `guarantee=False`.
         scale: `"tight"` or `"paper"`: where `eps` holds.
+        grid: for ABS, the grid of variances: `"reduced"`, or `"loglog"`, the paper's, repaired.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
         key: default `jax.random.key(0)`. The same key gives the same answer.
         sample_weight: `[n]`, default ones.
@@ -125,12 +132,13 @@ def approximate(
         [2.0, 92.0] certificate
     """
     inputs.check_on_host("approximate")
-    if algorithm not in ("sampling", "paper"):
-        raise ValueError(f'algorithm must be "sampling" or "paper", got {algorithm!r}')
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"algorithm must be one of {get_args(Algorithm)}, got {algorithm!r}")
+    grid = to_grid(grid)
     if algorithm == "paper" and guarantee:
         raise ValueError(
             "the paper's own candidates are too many to enumerate (see plan with "
-            'algorithm="paper"): use algorithm="sampling", which makes the same claim, or '
+            'algorithm="paper"): use algorithm="sampling" or "abs", which make the same claim, or '
             "guarantee=False to look at some of them"
         )
     coarsen = eps is None and eta is None and not guarantee
@@ -162,18 +170,27 @@ def approximate(
             return _for_all(everything, present, answers.certified(incumbent), problem)
         answers = _Answers(answers.tightened(incumbent), max_points)
     setting = answers.setting
-    plan = make_plan(setting.instance, target, problem)
+
+    def planned(target: Target) -> Plan:
+        # The paper's own candidates have no plan that could be carried out.
+        way: Algorithm = "sampling" if algorithm == "paper" else algorithm
+        return make_plan(setting.instance, target, problem, way, grid)
+
+    plan = planned(target)
     if guarantee and plan.tuples > limit:
         if incumbent is not None:
             incumbent = _for_all(everything, present, incumbent, problem)
-        raise TooManyCandidatesError(too_many(plan, limit, setting), plan, incumbent)
+        message = too_many(plan, limit, setting, algorithm, grid)
+        raise TooManyCandidatesError(message, plan, incumbent)
     if not guarantee:
-        plan = _affordable(plan, limit, setting, coarsen)
+        plan = _affordable(plan, limit, planned, target, coarsen)
 
     draws = jax.random.fold_in(key, 0)
     known = math.inf if incumbent is None else _cost_if_admissible(incumbent)
     if algorithm == "paper":
         source = paper_candidates(setting, draws, limit, pruning)
+    elif plan.algorithm == "abs":
+        source = pruned_walks(setting, plan, draws, limit, pruning, known)
     elif plan.delta == 0:
         source = all_subsets(setting, plan, pruning, known)
     else:
@@ -181,7 +198,7 @@ def approximate(
     found, finished = _enumerate(source, max(n_polish, N_KEPT), setting.offset, shown)
     if found is None and not finished and incumbent is None:
         raise KeyboardInterrupt
-    solution = answers.best(found, incumbent, n_polish)
+    solution = answers.best(found, incumbent, n_polish, restricted=plan.algorithm != "abs")
     if not finished:
         solution = dataclasses.replace(solution, status=jnp.int32(Status.INTERRUPTED))
     solution = answers.with_claim(solution, finished and guarantee)
@@ -194,21 +211,26 @@ def _whole(value: Any, name: str) -> int:
     return int(value)
 
 
-def _affordable(plan: Plan, limit: float, setting: Setting, coarsen: bool) -> Plan:
+def _affordable(
+    plan: Plan,
+    limit: float,
+    planned: Callable[[Target], Plan],
+    target: Target,
+    coarsen: bool,
+) -> Plan:
     """Return a plan to draw from where nothing is claimed.
 
     All subsets of the points are only for claims. Where no accuracy was asked for, the grids are
     made coarse enough for some draws of means.
     """
-    target = setting.target
     if target.delta == 0 and plan.tuples > limit:
         target = target._replace(delta=0.1)
-        plan = make_plan(setting.instance, target, setting.problem)
+        plan = planned(target)
     while coarsen and target.eta is not None and target.eta < 100:
-        if 64 * plan.grid_values**plan.n_clusters * plan.weight_tuples <= limit:
+        if 64 * plan.walks * plan.grid_values**plan.n_clusters * plan.weight_tuples <= limit:
             break
         target = target._replace(eta=1.5 * target.eta)
-        plan = make_plan(setting.instance, target, setting.problem)
+        plan = planned(target)
     return plan
 
 
@@ -240,7 +262,7 @@ def _enumerate(
         raise ValueError("no candidate has a finite cost: rescale x, or enable float64")
     # Always as many as asked for, so that one program polishes all: the last is repeated.
     index = np.minimum(np.arange(n_best), len(costs) - 1)
-    mixtures = source.mixtures(Best(best.cost[index], best.choice[index]))
+    mixtures = source.mixtures(best, index)
     return _Found(mixtures, costs, len(costs) < n_best), finished
 
 
@@ -335,23 +357,30 @@ class _Answers:
     def tightened(self, incumbent: Solution) -> Setting:
         """Return the setting with what a solution tells of the best partition.
 
-        WKM: that costs no more, so its spread is at most the cost less the entropy.
+        That costs no more. WKM: so its spread is at most the cost less the entropy.
         """
         instance = self.setting.instance
-        if not isinstance(self.setting.problem, WKM):
-            return self.setting
-        entropy = grids.least_entropy(instance.n_clusters, instance.balance)
-        spread = (_cost_if_admissible(incumbent) / instance.total - entropy) * (1 + 1e-4)
-        spread = max(min(instance.spread_high, spread), instance.spread_low)
-        return self.setting._replace(instance=instance._replace(spread_high=spread))
+        known = (_cost_if_admissible(incumbent) + self.setting.offset) / instance.total
+        instance = instance._replace(known_cost=known + 1e-4 * (abs(known) + instance.d))
+        if isinstance(self.setting.problem, WKM):
+            entropy = grids.least_entropy(instance.n_clusters, instance.balance)
+            spread = (_cost_if_admissible(incumbent) / instance.total - entropy) * (1 + 1e-4)
+            spread = max(min(instance.spread_high, spread), instance.spread_low)
+            instance = instance._replace(spread_high=spread)
+        return self.setting._replace(instance=instance)
 
-    def best(self, found: _Found | None, incumbent: Solution | None, n_polish: int) -> Solution:
+    def best(
+        self, found: _Found | None, incumbent: Solution | None, n_polish: int, restricted: bool
+    ) -> Solution:
         """Return the best admissible solution if the claim holds for it, else the best of all.
 
         The claim: among the candidates is one near enough that costs no more with some balanced
         partition, hence with the best balanced one for it, which costs no less than without that
         restriction. So an admissible solution keeps the claim if it costs no more than every
         candidate has been filled up to, and than every other one costs unrestricted.
+
+        Of candidates that are not `restricted`, those of ABS, only the latter is known: points that
+        were pruned wrongly are elsewhere. Then an admissible solution has to cost no more than any.
         """
         known = [] if incumbent is None else [incumbent]
         if found is None:
@@ -370,11 +399,11 @@ class _Answers:
                 break
             admissible.append(filled)
         else:
-            if found.complete:
+            if found.complete and restricted:
                 return min(admissible, key=_cost)
         instance = self.setting.instance
         slack = 1e-6 * (abs(found.costs[-1]) + instance.total * instance.d)
-        limit = found.costs[i] + slack
+        limit = found.costs[i if restricted else 0] + slack
         enough = [solution for solution in admissible if _cost(solution) <= limit]
         return min(enough or polished, key=_cost)
 

@@ -18,7 +18,16 @@ from jaxcmle.candidates.scoring import Best, Grid, Pruning
 from jaxcmle.problem.bounds import lower_bound_terms
 from jaxcmle.problem.types import UCMLE, WKM, Mixture, Problem
 
-__all__ = ["Setting", "Source", "all_subsets", "paper_candidates", "repetitions"]
+__all__ = [
+    "MAX_BYTES",
+    "Setting",
+    "Source",
+    "all_subsets",
+    "paced",
+    "paper_candidates",
+    "repetitions",
+    "useful_values",
+]
 
 # How long the device may work before the host looks up, in seconds.
 LOOK_UP = 0.25
@@ -62,17 +71,18 @@ class Source(NamedTuple):
 
     Attributes:
         total: how many there are.
-        steps: a function of how many to keep that yields how many are done, and the best of them;
-            costs are on the scale.
-        mixtures: the way back from the best to a stack of mixtures, in the user's units.
+        steps: a function of how many to keep that yields how many are done, and the best of them:
+            something with a `cost`, ascending and on the scale.
+        mixtures: the way back from some of the best to a stack of mixtures, in the user's units:
+            a function of what `steps` yields, and of places in it.
     """
 
     total: int
-    steps: Callable[[int], Iterator[tuple[int, Best]]]
-    mixtures: Callable[[Best], Mixture]
+    steps: Callable[[int], Iterator[tuple[int, Any]]]
+    mixtures: Callable[[Any, np.ndarray], Mixture]
 
 
-def _paced(run: Callable[[int], None], remaining: int, first: int, most: int) -> Iterator[None]:
+def paced(run: Callable[[int], None], remaining: int, first: int, most: int) -> Iterator[None]:
     """Call `run(count)` with ever more at once, as long as it returns soon enough to look up."""
     count = first
     while remaining > 0:
@@ -102,7 +112,7 @@ def repetitions(
     """
     points = numerics.prepare(setting.points, setting.weight)
     k = plan.n_clusters
-    values = _values(setting, plan, pruning, known_cost)
+    values = useful_values(setting, plan, pruning, known_cost)
     weights = np.full((1, k), 1 / k)
     if plan.weight_exponents > 1:
         weights = grids.geometric_weights(k, plan.balance, plan.weight_exponents)
@@ -156,11 +166,11 @@ def repetitions(
 
         while done < count:
             left = min(count - done, sampling.NUMBERS - done % sampling.NUMBERS)
-            for _ in _paced(run, left, chunk, left):
+            for _ in paced(run, left, chunk, left):
                 yield done * tuples, best
 
-    def mixtures(best: Best) -> Mixture:
-        index = np.asarray(best.choice)
+    def mixtures(best: Best, places: np.ndarray) -> Mixture:
+        index = np.asarray(best.choice)[places]
         means = sampling.repetition_means(key, jnp.asarray(index[:, :2]), pool, k, plan.m)
         variances = setting.variances(values[index[:, 3:]])
         return Mixture(
@@ -172,7 +182,7 @@ def repetitions(
     return Source(count * tuples, steps, mixtures)
 
 
-def _values(setting: Setting, plan: Plan, pruning: Pruning, known_cost: float) -> np.ndarray:
+def useful_values(setting: Setting, plan: Plan, pruning: Pruning, known_cost: float) -> np.ndarray:
     """Return the variances to try, without those that cannot matter.
 
     A partition with a cluster that a value has to serve costs at least so much; where what is
@@ -225,7 +235,7 @@ def all_subsets(setting: Setting, plan: Plan, pruning: Pruning, known_cost: floa
         )
     points = numerics.prepare(setting.points, setting.weight)
     k, exponents = plan.n_clusters, plan.weight_exponents
-    values = _values(setting, plan, pruning, known_cost)
+    values = useful_values(setting, plan, pruning, known_cost)
     means = sampling.subset_means(points.x, plan.m)
     slope, constant = setting.costs(values)
     pruning = _sound(pruning, constant)
@@ -340,8 +350,8 @@ def _products(
                 yield before + done, merged
             best, before = merged, before + totals[i]
 
-    def mixtures(best: Best) -> Mixture:
-        index = np.asarray(best.choice)
+    def mixtures(best: Best, places: np.ndarray) -> Mixture:
+        index = np.asarray(best.choice)[places]
         parts: dict[str, list[Any]] = {"mean": [], "variance": [], "mass": []}
         for case, *columns in index:
             chosen = [cases[case][j] for j in range(k)]
@@ -378,5 +388,5 @@ def _walk(
         best, start = jax.block_until_ready(state)
         done = min(rows, done + tiles * tile)
 
-    for _ in _paced(run, -(-rows // tile), 1, 2**20):
+    for _ in paced(run, -(-rows // tile), 1, 2**20):
         yield done * columns, best

@@ -1,0 +1,223 @@
+"""Keeping the larger half of rows beside `lax.top_k`, and ABS seeding beside k-means++.
+
+Selection: times of both on the same random rows. Seeding: the cost that CEM reaches from 50 starts
+of either kind, on mixtures whose clusters differ in variance and size. Costs are in nats per point
+above the best that is known of the data set: the least over all runs, and over CEM from the labels
+that the data was drawn with. A start counts only if CEM ends admissible from it.
+
+The comparison is at equal time. If seeding and CEM take q times as long with ABS as with k-means++,
+every ABS start meets the best of q k-means++ starts: of so many, in turns rounded down and up, that
+q is the average. Where q is below 1, every k-means++ start meets the best of 1/q ABS starts. What
+is not better or worse by `TOLERANCE` nats per point is equal.
+
+The seed of a data set is its place in the list. Nothing was tuned on these seeds.
+
+Run: `python -m benchmarks.pruning` (add `--json FILE` to keep the numbers).
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+import jaxcmle as jc
+from benchmarks.common import provenance
+from jaxcmle.candidates.seeding import SeedMethod
+from jaxcmle.refine.cem import cem_all
+from jaxcmle.selection import keep_largest
+
+ROWS = ((1000, 1024), (64, 10240))
+AIM = 3.0
+# How the clusters lie, points, features, clusters.
+SETS = (
+    ("separate", 1000, 2, 3),
+    ("separate", 2000, 8, 5),
+    ("separate", 5000, 16, 10),
+    ("separate", 20000, 2, 30),
+    ("overlapping", 1000, 2, 5),
+    ("overlapping", 5000, 8, 10),
+    ("overlapping", 10000, 16, 30),
+    ("nested", 1000, 2, 3),
+    ("nested", 2000, 8, 5),
+    ("nested", 5000, 2, 10),
+    ("nested", 5000, 16, 10),
+    ("nested", 20000, 8, 30),
+)
+METHODS: tuple[SeedMethod, ...] = ("abs", "kmeans++")
+STARTS = 50
+TOLERANCE = 1e-4
+
+
+def data(kind: str, n: int, d: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return points and labels of clusters whose sizes and widths differ by up to ten times.
+
+    In a nested set every second cluster is narrow and lies inside the one before it.
+    """
+    rng = np.random.default_rng(seed)
+    shares = np.exp(rng.uniform(0, math.log(10), size=k))
+    widths = np.exp(rng.uniform(math.log(0.3), math.log(3), size=k))
+    spread = {"separate": 4.0, "overlapping": 2.7 / math.sqrt(d / 2), "nested": 2.0}[kind]
+    means = spread * k ** (1 / d) * rng.normal(size=(k, d))
+    if kind == "nested":
+        for j in range(1, k, 2):
+            widths[j] = 0.15 * widths[j - 1]
+            means[j] = means[j - 1] + widths[j - 1] / math.sqrt(d) * rng.normal(size=d)
+    labels = rng.choice(k, size=n, p=shares / shares.sum())
+    # Two points for everyone, lest a cluster have none.
+    labels[: 2 * k] = np.repeat(np.arange(k), 2)
+    x = means[labels] + widths[labels][:, None] * rng.normal(size=(n, d))
+    return x.astype(np.float32), labels
+
+
+def best_times(methods: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for run in methods.values():
+        jax.block_until_ready(run())
+    for _ in range(rounds):
+        for name, run in methods.items():
+            # Threads of the method before may still be spinning.
+            time.sleep(0.3)
+            begin = time.perf_counter()
+            jax.block_until_ready(run())
+            times[name].append(time.perf_counter() - begin)
+    return {name: min(values) for name, values in times.items()}
+
+
+def measure_selection(rows: int, length: int, rounds: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.normal(size=(rows, length)).astype(np.float32))
+    by_top_k = jax.jit(lambda values: lax.top_k(values, length // 2)[1])
+    methods: dict[str, Callable[[], Any]] = {
+        "keep_largest": lambda: keep_largest(values, length // 2),
+        "top_k": lambda: by_top_k(values),
+    }
+    if not (methods["keep_largest"]() == jnp.sort(methods["top_k"](), axis=1)).all():
+        raise RuntimeError("the two methods keep different values")
+    times = best_times(methods, 4 * rounds)
+    return {
+        "rows": rows,
+        "length": length,
+        "milliseconds": {name: 1e3 * value for name, value in times.items()},
+        "ratio": times["top_k"] / times["keep_largest"],
+    }
+
+
+def runner(x: Array, k: int, method: SeedMethod) -> Callable[[int], jc.Solution]:
+    """Return a function that runs CEM from 50 starts: the first 50, the next 50, and so on."""
+
+    @jax.jit
+    def starts(first: Array) -> jc.Mixture:
+        ids = first + jnp.arange(STARTS)
+        keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(ids)
+        return jax.vmap(lambda key: jc.seed(key, x, k, method=method))(keys)
+
+    return lambda batch: cem_all(x, starts(jnp.int32(batch * STARTS)))
+
+
+def costs_per_point(solutions: jc.Solution, n: int) -> np.ndarray:
+    """Return the cost of every solution; infinity for one that is not admissible."""
+    admissible = np.isin(solutions.status, [jc.Status.CONVERGED, jc.Status.MAX_ITER])
+    return np.where(admissible, np.asarray(solutions.cost, np.float64) / n, np.inf)
+
+
+def best_of(costs: np.ndarray, share: float) -> np.ndarray:
+    """Return the least cost of each of 50 groups of starts, of `share` starts on average."""
+    ends = np.floor(share * np.arange(STARTS + 1) + 1e-9).astype(int)
+    return np.array([costs[low:high].min() for low, high in zip(ends[:-1], ends[1:], strict=True)])
+
+
+def summary(costs: np.ndarray, best: float) -> dict[str, float]:
+    finite = costs[np.isfinite(costs)] - best
+    return {
+        "mean": float(finite.mean()) if finite.size else math.inf,
+        "median": float(np.median(finite)) if finite.size else math.inf,
+        "inadmissible": 1 - finite.size / costs.size,
+    }
+
+
+def measure_seeding(place: int, rounds: int) -> dict[str, Any]:
+    kind, n, d, k = SETS[place]
+    points, labels = data(kind, n, d, k, seed=place)
+    x = jnp.asarray(points)
+    runs = {method: runner(x, k, method) for method in METHODS}
+    seeds = {method: jax.jit(lambda key, m=method: jc.seed(key, x, k, method=m)) for method in runs}
+    times = best_times({name: lambda run=run: run(0) for name, run in runs.items()}, rounds)
+    q = times["abs"] / times["kmeans++"]
+    shares = {"abs": max(1, 1 / q), "kmeans++": max(1, q)}
+    del seeds
+    costs, iterations = {}, {}
+    for name, run in runs.items():
+        batches = [run(batch) for batch in range(math.ceil(shares[name]))]
+        costs[name] = np.concatenate([costs_per_point(batch, n) for batch in batches])
+        iterations[name] = float(np.mean(batches[0].n_iter))
+    drawn = jc.cem(x, jc.estimate(x, labels, k))
+    best = min(*(values.min() for values in costs.values()), float(drawn.cost) / n)
+    equal_time = {name: best_of(costs[name], shares[name]) for name in runs}
+    ours, others = equal_time["abs"], equal_time["kmeans++"]
+    better, worse = ours < others - TOLERANCE, ours > others + TOLERANCE
+    return {
+        "set": {"kind": kind, "n": n, "d": d, "k": k, "seed": place},
+        "time ratio": q,
+        "seconds": times,
+        "iterations": iterations,
+        "one start": {name: summary(costs[name][:STARTS], best) for name in runs},
+        "equal time": {name: summary(equal_time[name], best) for name in runs},
+        "better": float(better.mean()),
+        "equal": float((~better & ~worse).mean()),
+        "worse": float(worse.mean()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    options = parser.parse_args()
+
+    print("keeping the larger half of every row")
+    selection = []
+    for rows, length in ROWS:
+        found = measure_selection(rows, length, options.rounds)
+        selection.append(found)
+        times = "  ".join(f"{name} {ms:.2f} ms" for name, ms in found["milliseconds"].items())
+        print(f"{rows} x {length}: {times}  {found['ratio']:.1f}x (aim {AIM:g})", flush=True)
+
+    print(f"\nABS beside k-means++, {STARTS} starts: nats per point above the best known after CEM")
+    print("(mean/median of single starts, share inadmissible; then means at equal time, the time")
+    print("ratio q, and how often ABS is better, equal and worse at equal time)")
+    header = f"{'set':<12}{'n':>6}{'d':>3}{'k':>3}"
+    print(f"{header}{'ABS':>23}{'k-means++':>23}{'equal time':>17}{'q':>6}  better equal worse")
+    seeding = []
+    for place in range(len(SETS)):
+        found = measure_seeding(place, options.rounds)
+        seeding.append(found)
+        kind, n, d, k, _ = found["set"].values()
+        cells = ""
+        for name in METHODS:
+            one = found["one start"][name]
+            cells += f"  {one['mean']:7.4f}/{one['median']:6.4f} {one['inadmissible']:5.0%}"
+        means = [found["equal time"][name]["mean"] for name in METHODS]
+        cells += f"  {means[0]:7.4f} {means[1]:7.4f}{found['time ratio']:6.2f}"
+        shares = "".join(f"{found[word]:6.0%}" for word in ("better", "equal", "worse"))
+        print(f"{kind:<12}{n:>6}{d:>3}{k:>3}{cells}  {shares}", flush=True)
+    words = ("better", "equal", "worse")
+    total = {word: float(np.mean([found[word] for found in seeding])) for word in words}
+    print("all sets: " + ", ".join(f"{word} {share:.0%}" for word, share in total.items()))
+    source = provenance()
+    print(", ".join(f"{name} {value}" for name, value in source.items()))
+    if options.json:
+        results = {"selection": selection, "seeding": seeding, "all sets": total}
+        text = json.dumps({"provenance": source, **results}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
