@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import reference
 
+from jaxcmle.candidates import choices
 from jaxcmle.candidates.pruning import expand, remaining_sizes, walks
 
 ROUNDING = 1 + 1e-9
@@ -495,7 +496,7 @@ def test_larger_shares_where_fewer_are_unfound():
         alphas = [a / (k - i) for i in range(1, k)]
         wrong, right = reference.all_wrongly_assigned(costs, labels, alphas)
         wrong_trials += wrong > 0
-        assert wrong <= ROUNDING * 2 * a / (1 - a) ** 2 * right
+        assert wrong <= ROUNDING * choices.wrong_share(a) * right
     assert wrong_trials > 100
 
 

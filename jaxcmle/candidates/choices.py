@@ -21,7 +21,6 @@ __all__ = [
     "Choice",
     "Pruned",
     "VarianceGrid",
-    "largest_share",
     "log_repetitions",
     "pruned_choices",
     "sampled_choices",
@@ -77,14 +76,14 @@ LogRight = Callable[[int], float]
 class Pruned(NamedTuple):
     r"""How the means of ABS are drawn.
 
-    A cluster is drawn from when it holds a share of at least `alpha` of what remains; as long as no
-    cluster that is yet to be found does, half of that is pruned. What is pruned wrongly costs at
-    most `wrong` times what the rest costs.
+    With u clusters yet to be found, one of them is drawn from when it holds a share of at least
+    `alpha / u` of what remains; as long as none does, half of that is pruned. What is pruned
+    wrongly costs at most `wrong` times what the rest costs.
 
     Attributes:
-        alpha: the share.
+        alpha: the share, times u.
         prunings: how many there are at most: then so few points remain that any of a cluster's
-            are a share of alpha.
+            are share enough.
         wrong: see `wrong_share`.
     """
 
@@ -93,26 +92,25 @@ class Pruned(NamedTuple):
     wrong: float
 
 
-def largest_share(n_clusters: int) -> float:
-    """Return the largest alpha for which `wrong_share` is proved."""
-    return 0.25 / max(1, n_clusters - 1)
+# The largest alpha for which `wrong_share` is proved.
+LARGEST_ALPHA = 0.25
 
 
-def wrong_share(n_clusters: int, alpha: float) -> float:
+def wrong_share(alpha: float) -> float:
     r"""Return what wrongly pruned points cost at most, as a multiple of what the others cost.
 
-    Let r points remain, v < a r of them of clusters not found yet, $a = \alpha u$, u the number of
-    those clusters. If a point is pruned wrongly, $r > 1 / \alpha$. The next points to be pruned, at
-    least (r - 1) / 4, cost at least as much each. If s of them are of clusters not found, at most
-    v - s were pruned wrongly before, so that each of the others pays for at most
-    $v / \frac{r - 1}{4} \le \frac{4 a}{1 - \alpha}$ of a point. After the last pruning before a
-    cluster is found, all that remains pays, half of r: $\frac{2 a}{1 - \alpha}$. A point pays in
-    the latter way until it is pruned, and in the former way once: for u = K - 1, ..., 1 in all
-    $\frac{\alpha}{1 - \alpha} (K (K - 1) + 2)$ at most. The paper has $8 \alpha K^2$.
+    Take a cost t, and the first pruning that removes a point wrongly, of cost t or more. Let r
+    points remain before it and h = floor(r / 2) after it, v and v' of them of clusters not found
+    yet; $v < \alpha r$, because none of the u clusters has a share of $\alpha / u$. All points of
+    cost t or more that are ever removed wrongly are among the v. Of the v', only those can be that
+    are not found by the next pruning, fewer than $\alpha h$. And all h cost t or more, so that
+    h - v' points that are not wrong do. The ratio is at most
+    $\frac{v - v' + \min(v', \alpha h)}{h - v'} \le \frac{v}{(1 - \alpha) h}$, for
+    $v \le (1 - \alpha) h$, which $\alpha \le 1/4$ implies; and since v > 0 takes
+    $r > 1 / \alpha$, it is less than $\frac{2 \alpha}{(1 - \alpha)^2}$. That is so for every t,
+    hence for the sums. The paper has $8 \alpha K^2$ with shares of alpha.
     """
-    if n_clusters == 1:
-        return 0.0
-    return alpha / (1 - alpha) * (n_clusters * (n_clusters - 1) + 2)
+    return 2 * alpha / (1 - alpha) ** 2
 
 
 def sampled_choices(instance: Instance, target: Target, problem: Problem) -> Iterator[Choice]:
@@ -135,44 +133,50 @@ def pruned_choices(
     r"""Yield ways to fulfil the claim by sampling and pruning, the best among them.
 
     All m points of the first draw are of one cluster with probability
-    $\sum_k w_k^m \ge K^{1 - m}$, those of the others of the right one with $\alpha^m$ each.
+    $\sum_k w_k^m \ge K^{1 - m}$, those of the others of the right one with the share to the power
+    of m; as long as nothing is pruned, every cluster's is `1 / balance` or more.
 
     Args:
         instance: what is known of the points.
         target: what is to be claimed.
         problem: the problem.
         grid: which grid of variances.
-        alphas: the shares to try, by default as many as are of use. `1 / balance` needs no
-            prunings.
+        alphas: those to try, by default as many as are of use. `1 / balance` needs no prunings.
     """
     k, smallest = instance.n_clusters, 1 / instance.balance
     if alphas is None:
-        most = largest_share(k)
-        steps = smallest * (most / smallest) ** (np.arange(1, ALPHAS + 1) / ALPHAS)
-        alphas = [smallest, *(steps.tolist() if smallest < most and k > 1 else [])]
+        steps = smallest * (LARGEST_ALPHA / smallest) ** (np.arange(1, ALPHAS + 1) / ALPHAS)
+        alphas = [smallest, *(steps.tolist() if smallest < LARGEST_ALPHA and k > 1 else [])]
+    cheapest = math.inf
     for alpha in alphas:
         pruned = _pruned(instance, alpha)
+        log_shares = sum(math.log(max(alpha / u, smallest)) for u in range(1, k))
         inner = _inner_target(instance, target, problem, pruned.wrong)
         if inner is None:
             continue
 
-        def log_right(m: int, alpha: float = alpha) -> float:
-            return (1 - m) * math.log(k) + m * (k - 1) * math.log(alpha)
+        def log_right(m: int, log_shares: float = log_shares) -> float:
+            return (1 - m) * math.log(k) + m * log_shares
 
         log_walks = math.log(walk_count(k, pruned.prunings))
-        for choice in _choices(instance, inner, problem, grid, log_right):
-            yield choice._replace(log_tuples=choice.log_tuples + log_walks), pruned
+        limit = cheapest - log_walks
+        for choice in _choices(instance, inner, problem, grid, log_right, limit):
+            choice = choice._replace(log_tuples=choice.log_tuples + log_walks)
+            cheapest = min(cheapest, choice.log_tuples)
+            yield choice, pruned
 
 
 def _pruned(instance: Instance, alpha: float) -> Pruned:
-    """Return how often to prune for a share: until any point makes up as much."""
+    """Return how often to prune: until any point is share enough."""
     k, n = instance.n_clusters, instance.n
-    if k == 1 or alpha * instance.balance <= 1 + 1e-12:
+    # Shares that every cluster has from the start need no pruning.
+    shares = [alpha / u for u in range(1, k) if alpha / u * instance.balance > 1 + 1e-9]
+    if not shares:
         return Pruned(alpha, 0, 0.0)
-    if alpha > largest_share(k) * (1 + 1e-12):
-        raise ValueError(f"alpha must be at most {largest_share(k):g}, got {alpha:g}")
-    prunings = next(p for p in range(n.bit_length()) if (n >> p) * alpha <= 1)
-    return Pruned(alpha, prunings, wrong_share(k, alpha))
+    if alpha > LARGEST_ALPHA:
+        raise ValueError(f"alpha must be at most {LARGEST_ALPHA:g}, got {alpha:g}")
+    prunings = next(p for p in range(n.bit_length()) if (n >> p) * min(shares) <= 1)
+    return Pruned(alpha, prunings, wrong_share(alpha))
 
 
 def _inner_target(
@@ -194,15 +198,20 @@ def _inner_target(
 
 
 def _choices(
-    instance: Instance, target: Target, problem: Problem, grid: VarianceGrid, log_right: LogRight
+    instance: Instance,
+    target: Target,
+    problem: Problem,
+    grid: VarianceGrid,
+    log_right: LogRight,
+    cheapest: float = math.inf,
 ) -> Iterator[Choice]:
+    """Yield ways to fulfil the claim, as long as they may take less than the cheapest known."""
     finest, *weight_grids = _weight_grids(instance, target, problem)
 
     def with_weights(weights: _Weights) -> Iterator[Choice]:
         return _mean_choices(instance, target, problem, weights, grid, log_right)
 
     beside_weights = min((choice.log_tuples for choice in with_weights(finest)), default=math.inf)
-    cheapest = math.inf
     for weights in weight_grids:
         log_weights = math.log(grids.weight_tuples(instance.n_clusters, weights.exponents))
         if log_weights + beside_weights > cheapest:

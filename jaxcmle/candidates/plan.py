@@ -73,7 +73,8 @@ class Plan:
         point_evaluations: candidates times points, and what pruning takes.
         peak_bytes: memory that scoring takes beside the points.
         grid: which grid of variances, `"reduced"` or `"loglog"`.
-        alpha: ABS only: a cluster is drawn from when it makes up this share of what remains.
+        alpha: ABS only: with u clusters yet to be found, one of them is drawn from when it makes up
+            a share of `alpha / u` of what remains.
         prunings: ABS only: how often half of the points is pruned, at most.
         walks: ABS only: the orders of drawing and pruning.
         pruned_points: ABS only: how many points all prunings look at.
@@ -193,8 +194,7 @@ class Plan:
         lines.append(f"  means       {means}")
         if self.alpha is not None:
             lines.append(
-                f"  prunings    up to {self.prunings}, {self.walks} walks: a cluster is found once "
-                f"it is {self.alpha:.3g} of what remains"
+                f"  prunings    up to {self.prunings}, {self.walks} walks, alpha = {self.alpha:.3g}"
             )
         if self.delta > 0:
             lines.append(

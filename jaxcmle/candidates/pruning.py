@@ -7,9 +7,10 @@ the rest. A candidate comes of every order of k samplings and up to p prunings, 
 first step samples, a walk is the number of prunings before each of the k means: non-decreasing, and
 0 for the first.
 
-Which points a pruning removes depends on the variances and weights, so that every tuple of them has
-means of its own. They are in the order in which the means are found, and all orders are tried. The
-last component of a tuple removes nothing: for the same means all its values are scored together.
+Which points a pruning removes depends on the variances and weights, so that tuples of them have
+means of their own. They are in the order in which the means are found, and all orders are tried.
+The last component of a tuple removes nothing: for the same means all its values are scored
+together.
 
 After p prunings the number of remaining points is known, so the frontier of states is a few arrays,
 one for each number of prunings, and one compiled pass takes a batch of *branches* (a repetition and
@@ -203,7 +204,11 @@ def _prune(found: list[_States], size: int) -> list[_States]:
     """Keep the points that cost most: of all states on a level in one go."""
     if not found:
         return []
-    rows = [states.least.reshape(-1, states.least.shape[-1]) for states in found]
+    shapes = [states.least.shape for states in found]
+    rows = [
+        states.least.reshape(math.prod(shape[:-1]), shape[-1])
+        for states, shape in zip(found, shapes, strict=True)
+    ]
     ends = np.cumsum([len(row) for row in rows])
     kept_rows = jnp.split(keep_largest(jnp.concatenate(rows), size), ends[:-1])
     pruned = []

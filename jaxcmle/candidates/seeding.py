@@ -33,6 +33,8 @@ FROM_REMAINDER, FROM_ALL = 4, 2
 FIRST_VARIANCES = (1 / 2, 1 / 8, 1 / 32, 1 / 128)
 # Halvings of the interval in which the costs lie, to find the one to prune at.
 BISECTIONS = 24
+# Points per block in a draw: about as many as there are blocks.
+DRAW_BLOCK = 64
 # How often a candidate is re-estimated from the points it would win.
 ROUNDS = 2
 
@@ -49,8 +51,8 @@ def seed(
     """Return a mixture to start from, with means drawn from the data.
 
     Weights are `1/k`, and all variances are the mean squared distance to the nearest mean, per
-    feature; with `"abs"` every cluster has its own. Points are drawn in proportion to their weight; points of weight 0 never are, and
-    padding with them does not change what a key draws.
+    feature; with `"abs"` every cluster has its own. Points are drawn in proportion to their weight;
+    points of weight 0 never are, and padding with them does not change what a key draws.
 
     Args:
         key: a key, as from `jax.random.key(0)`.
@@ -184,35 +186,34 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
         return square / (2 * variances[:, None]) + constant(variances)[:, None]
 
     def add_cluster(j: Array, found: _Found) -> _Found:
-        remainder_key, all_key = jax.random.split(jax.random.fold_in(draw_key, j))
         to_come = (k - j).astype(x.dtype)
         hope = constant(whole * to_come ** (-2 / d)) + d / 2
         least = jnp.minimum(found.least, hope)
         remainder = _prune(jnp.minimum(found.least, background), weight, to_come / k)
-        drawn = jnp.concatenate(
-            [
-                _draw_by_blocks(remainder_key, remainder, FROM_REMAINDER),
-                _draw_by_blocks(all_key, weight, FROM_ALL),
-            ]
-        )
+        means = x[_draw_by_blocks(uniform[j], jnp.stack([remainder, weight]), source)]
+        # Kept as it is: XLA would compute the distances anew for every variance.
+        square = lax.optimization_barrier(numerics.squared_distances(columns, means))
 
         def totals(costs: Array) -> Array:
-            return (weight * jnp.minimum(least, costs)).sum(axis=1)
+            return _dot(jnp.minimum(least, costs), weight)
 
-        means = x[drawn]
-        square = numerics.squared_distances(columns, means)
-        first = [whole * share * jnp.ones(len(drawn), x.dtype) for share in FIRST_VARIANCES]
-        choice = jnp.argmin(jnp.stack([totals(costs(square, each)) for each in first]), axis=0)
-        variances = whole * jnp.array(FIRST_VARIANCES, x.dtype)[choice]
-        for _ in range(ROUNDS):
+        tried = whole * jnp.array(FIRST_VARIANCES, x.dtype)
+        every = jnp.broadcast_to(tried[:, None], (len(tried), len(means)))
+        choice = jnp.argmin(totals(jax.vmap(costs, (None, 0))(square, every)), axis=0)
+
+        def reestimate(_: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            means, variances, square = state
             won = jnp.where(costs(square, variances) < least, weight, 0)
-            size = won.sum(axis=1)
-            sums = jnp.matmul(won, x, precision=numerics.PRECISION)
-            means = jnp.where(size[:, None] > 0, sums / size[:, None], means)
+            sums = _dot(won, ones_and_x)
+            size = sums[:, 0]
+            means = jnp.where(size[:, None] > 0, sums[:, 1:] / size[:, None], means)
             square = numerics.squared_distances(columns, means)
-            scatter = (won * square).sum(axis=1)
+            scatter = jax.vmap(_dot)(won, square)
             # As if one point more were known, so that a few points are not worth a cluster.
-            variances = (scatter + unit * d * typical) / (d * (size + unit))
+            return means, (scatter + unit * d * typical) / (d * (size + unit)), square
+
+        first = (means, tried[choice], square)
+        means, variances, square = lax.fori_loop(0, ROUNDS, reestimate, first)
         new = costs(square, variances)
         best = jnp.argmin(totals(new))
         return _Found(
@@ -221,6 +222,9 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
             found.variances.at[j].set(variances[best]),
         )
 
+    source = jnp.array([0] * FROM_REMAINDER + [1] * FROM_ALL)
+    uniform = jax.random.uniform(draw_key, (k, len(source), 2), x.dtype)
+    ones_and_x = jnp.concatenate([jnp.ones((n, 1), x.dtype), x], axis=1)
     background = norms / (2 * whole) + constant(whole)
     nothing = _Found(
         jnp.full(n, jnp.inf, x.dtype), jnp.zeros((k, d), x.dtype), jnp.ones(k, x.dtype)
@@ -263,7 +267,7 @@ def _prune(values: Array, weight: Array, share: Array) -> Array:
     def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = low + (high - low) / 2
-        enough = jnp.where(values >= middle, weight, 0).sum() >= wanted
+        enough = _dot((values >= middle).astype(weight.dtype), weight) >= wanted
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
     # Always from below, so that there is something left.
@@ -271,19 +275,28 @@ def _prune(values: Array, weight: Array, share: Array) -> Array:
     return jnp.where(values >= low, weight, 0)
 
 
-def _draw_by_blocks(key: Array, mass: Array, count: int) -> Array:
-    """Draw indices in proportion to `mass`, with replacement: a block of the points, one in it.
+def _draw_by_blocks(uniform: Array, masses: Array, source: Array) -> Array:
+    """Draw indices `[m]` in proportion to the row `source` of masses: a block, then one in it.
 
-    That takes far fewer random numbers than `_draw_many`.
+    That takes two uniform numbers `[m, 2]` each, far fewer than `_draw` does.
     """
-    n = mass.shape[0]
-    blocks = -(-n // numerics.BLOCK)
-    rows = jnp.pad(mass, (0, blocks * numerics.BLOCK - n)).reshape(blocks, numerics.BLOCK)
-    sums = rows.sum(axis=1)
+    rows, n = masses.shape
+    blocks = -(-n // DRAW_BLOCK)
+    padded = jnp.pad(masses, ((0, 0), (0, blocks * DRAW_BLOCK - n)))
+    padded = padded.reshape(rows, blocks, DRAW_BLOCK)
 
-    def one(key: Array) -> Array:
-        block_key, point_key = jax.random.split(key)
-        block = _draw(block_key, sums)
-        return block * numerics.BLOCK + _draw(point_key, rows[block])
+    def invert(masses: Array, uniform: Array) -> Array:
+        # A product, as a running sum takes a second to compile.
+        length = masses.shape[1]
+        sums = _dot(masses, jnp.tri(length, dtype=masses.dtype).T)
+        # Where there is no mass there is no way in, however the sums round.
+        sums = jnp.where(masses > 0, sums, 0)
+        return jnp.argmax(sums > uniform[:, None] * sums.max(axis=1, keepdims=True), axis=1)
 
-    return jax.vmap(one)(jax.random.split(key, count))
+    block = invert(padded.sum(axis=2)[source], uniform[:, 0])
+    return block * DRAW_BLOCK + invert(padded[source, block], uniform[:, 1])
+
+
+def _dot(left: Array, right: Array) -> Array:
+    """Multiply matrices. Sums over the points are far faster this way than as reductions."""
+    return jnp.matmul(left, right, precision=numerics.PRECISION)

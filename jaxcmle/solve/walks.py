@@ -48,10 +48,10 @@ def pruned_walks(
     blocks = scoring.point_blocks(points.x, points.weight)
     last = tuples.last_slope.shape[0] * tuples.last_mass.shape[0]
     batch = abs_pruning.branches_together(n, d, k, last, prunings, points.x.dtype.itemsize)
-    n_tuples = len(places)
-    together = min(batch, n_tuples)
-    repetitions = min(max(1, batch // n_tuples), 1 << (count - 1).bit_length())
-    batches = -(-n_tuples // together)
+    # All of them powers of two, so that few programs serve all plans.
+    together = min(batch, tuples.slope.shape[0])
+    repetitions = min(batch // together, 1 << (count - 1).bit_length())
+    batches = -(-len(places) // together)
 
     def steps(n_best: int) -> Iterator[tuple[int, Found]]:
         found = abs_pruning.nothing_found(n_best, k, d, points.x.dtype)
@@ -141,7 +141,9 @@ def make_tuples(
         ],
         np.int64,
     ).reshape(len(values) ** (k - 1) * len(relative), k - 1, 2)
-    value, power = places[..., 0], places[..., 1]
+    # Padded to a power of two with repetitions that do not count.
+    padded = 1 << (len(places) - 1).bit_length()
+    value, power = np.moveaxis(places[np.arange(padded) % len(places)], -1, 0)
 
     def mass_cost(power: np.ndarray) -> np.ndarray:
         """Return minus the logarithm of a mass, which is 1 at most so that no cost is negative."""
