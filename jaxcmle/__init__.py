@@ -7,7 +7,8 @@ answer can be.
 Axis letters, everywhere: `n` points, `d` features, `k` clusters, `m` candidates, `b` instances.
 """
 
-from jaxcmle.candidates.plan import Plan, plan
+from jaxcmle.candidates.plan import Plan
+from jaxcmle.candidates.planning import plan
 from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem.bounds import UpperBound, lower_bound, upper_bound, with_certificate
 from jaxcmle.problem.instance import (

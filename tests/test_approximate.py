@@ -19,7 +19,7 @@ import jaxcmle as jc
 from jaxcmle.apps.datasets import load_iris
 from jaxcmle.candidates import scoring
 from jaxcmle.candidates.claim import measure, to_target
-from jaxcmle.candidates.plan import make_plan
+from jaxcmle.candidates.planning import make_plan
 from jaxcmle.candidates.scoring import PRUNING, Pruning
 from jaxcmle.solve.sizes import assign_with_sizes
 from jaxcmle.solve.sources import Setting, repetitions, useful_values

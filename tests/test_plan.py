@@ -12,7 +12,7 @@ from support import BETA, PROBLEMS
 
 import jaxcmle as jc
 from jaxcmle.candidates import grids, scoring
-from jaxcmle.candidates.plan import plan
+from jaxcmle.candidates.planning import plan
 
 PRECISIONS = ("float32",)
 LISTED = json.loads((Path(__file__).parent / "plan_cases.json").read_text())

@@ -18,7 +18,7 @@ from support import BETA, PROBLEMS
 
 from jaxcmle.candidates import grids, sampling
 from jaxcmle.candidates.claim import Instance, Target
-from jaxcmle.candidates.plan import make_plan
+from jaxcmle.candidates.planning import make_plan
 
 PRECISIONS = ("float32",)
 TRIALS = 4000

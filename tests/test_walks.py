@@ -14,10 +14,10 @@ from test_approximate import instances, joint_cost, keeps_claim, optimum
 
 import jaxcmle as jc
 from jaxcmle.apps.datasets import load_iris
-from jaxcmle.candidates import choices, grids, pruning, scoring
+from jaxcmle.candidates import choices, grids, leaves, pruning, scoring
 from jaxcmle.candidates.claim import Instance, Target, measure, to_target
 from jaxcmle.candidates.grids import Allowance
-from jaxcmle.candidates.plan import abs_plan, make_plan
+from jaxcmle.candidates.planning import abs_plan, make_plan
 from jaxcmle.candidates.scoring import NO_PRUNING, PRUNING
 from jaxcmle.solve.sources import Setting
 from jaxcmle.solve.walks import make_tuples, pruned_walks
@@ -233,9 +233,9 @@ def test_pruning_and_batches_change_nothing(monkeypatch):
         others, other_mixtures = raw_best(setting, plan, key, only)
         np.testing.assert_array_equal(costs, others)
         np.testing.assert_array_equal(mixtures.means, other_mixtures.means)
-    monkeypatch.setattr(pruning, "FRONTIER_BYTES", 2**15)
-    monkeypatch.setattr(pruning.numerics, "tile_bytes", lambda: 2**15)
-    assert pruning.branches_together(48, 1, 3, 9, plan.prunings) < 32
+    monkeypatch.setattr(leaves, "FRONTIER_BYTES", 2**15)
+    monkeypatch.setattr(leaves.numerics, "tile_bytes", lambda: 2**15)
+    assert leaves.branches_together(48, 1, 3, 9, plan.prunings) < 32
     others, other_mixtures = raw_best(setting, plan, key)
     np.testing.assert_array_equal(costs, others)
     np.testing.assert_array_equal(mixtures.means, other_mixtures.means)
@@ -462,7 +462,7 @@ def a_pass(n=512, k=3, prunings=4):
     array = jax.ShapeDtypeStruct
     t, g, e, d = 8, 3, 5, 2
     floats, integers = jnp.float32, jnp.int32
-    tuples = pruning.Tuples(
+    tuples = leaves.Tuples(
         slope=array((t, k - 1), floats),
         constant=array((t, k - 1), floats),
         mass=array((t,), floats),
@@ -477,11 +477,11 @@ def a_pass(n=512, k=3, prunings=4):
         spread=array((), integers),
     )
     blocks = (array((n // 64, 64, d), floats), array((n // 64, 64), floats))
-    found = jax.eval_shape(lambda: pruning.nothing_found(16, k, d, floats))
-    batch = pruning.branches_together(n, d, k, g * e, prunings)
+    found = jax.eval_shape(lambda: leaves.nothing_found(16, k, d, floats))
+    batch = leaves.branches_together(n, d, k, g * e, prunings)
 
     def run(x, blocks, tuples, found):
-        return pruning.next_branches(
+        return leaves.next_branches(
             jax.random.key(0),
             x,
             blocks,
@@ -511,7 +511,7 @@ def test_the_pass_lowers_for_accelerators(platform):
 def test_the_pass_stays_within_its_memory(n):
     function, arguments = a_pass(n)
     memory = function.lower(*arguments).compile().memory_analysis()
-    assert memory.temp_size_in_bytes <= pruning.search_bytes(n, 2, 3, 3, 5, 8, 4)
+    assert memory.temp_size_in_bytes <= leaves.search_bytes(n, 2, 3, 3, 5, 8, 4)
 
 
 def test_other_values_compile_nothing():
@@ -519,15 +519,15 @@ def test_other_values_compile_nothing():
     setting = make_setting(x, 2, "cmle", {"eps": 2.0})
     plan = abs_plan(setting.instance, setting.target, setting.problem, alpha=0.25)
     raw_best(setting, plan, jax.random.key(0))
-    before = pruning._next_branches._cache_size()
+    before = leaves._next_branches._cache_size()
     for i, other in enumerate(instances(48, 1, 3, 13)):
         moved = setting._replace(points=jnp.asarray(other))
         raw_best(moved, plan, jax.random.key(i))
-    assert pruning._next_branches._cache_size() == before
+    assert leaves._next_branches._cache_size() == before
 
 
 def test_make_plan_knows_the_algorithms():
     instance, target = an_instance(f=4), Target(1.0, None, 0.1)
     for name in ("sampling", "abs", "paper"):
         assert make_plan(instance, target, jc.CMLE(), name).algorithm == name
-    assert scoring.LOOK == pruning.LOOK
+    assert scoring.LOOK == leaves.LOOK

@@ -32,7 +32,7 @@ VarianceGrid = Literal["reduced", "loglog"]
 # The numbers of exponents that grids of weights may have.
 EXPONENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48)
 # How many shares of a cluster in what remains are tried.
-ALPHAS = 24
+ALPHAS = 12
 
 
 class _Weights(NamedTuple):

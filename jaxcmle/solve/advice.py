@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from jaxcmle.candidates.choices import VarianceGrid
 from jaxcmle.candidates.claim import Instance, Target, measure
-from jaxcmle.candidates.plan import Algorithm, Plan, make_plan
+from jaxcmle.candidates.plan import Plan
+from jaxcmle.candidates.planning import Algorithm, make_plan
 from jaxcmle.solve.sources import Setting
 
 __all__ = ["too_many"]

@@ -13,7 +13,8 @@ from jax import Array
 from jaxcmle.candidates import grids
 from jaxcmle.candidates.choices import VarianceGrid
 from jaxcmle.candidates.claim import Scale, Target, measure, to_scale, to_target
-from jaxcmle.candidates.plan import Algorithm, Plan, make_plan, to_grid
+from jaxcmle.candidates.plan import Plan
+from jaxcmle.candidates.planning import Algorithm, make_plan, to_grid
 from jaxcmle.candidates.scoring import NO_PRUNING, PRUNING, Pruning
 from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem import inputs

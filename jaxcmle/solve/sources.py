@@ -13,7 +13,8 @@ from jax import Array
 from jaxcmle import numerics
 from jaxcmle.candidates import grids, sampling, scoring
 from jaxcmle.candidates.claim import Instance, Target
-from jaxcmle.candidates.plan import Plan, make_plan
+from jaxcmle.candidates.plan import Plan
+from jaxcmle.candidates.planning import make_plan
 from jaxcmle.candidates.scoring import Best, Grid, Pruning
 from jaxcmle.problem.bounds import lower_bound_terms
 from jaxcmle.problem.types import UCMLE, WKM, Mixture, Problem

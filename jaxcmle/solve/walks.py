@@ -10,10 +10,9 @@ import numpy as np
 from jax import Array
 
 from jaxcmle import numerics
-from jaxcmle.candidates import pruning as abs_pruning
-from jaxcmle.candidates import sampling, scoring
+from jaxcmle.candidates import leaves, sampling, scoring
+from jaxcmle.candidates.leaves import Found, Tuples
 from jaxcmle.candidates.plan import Plan
-from jaxcmle.candidates.pruning import Found, Tuples
 from jaxcmle.candidates.scoring import Pruning
 from jaxcmle.problem.types import UCMLE, WKM, Mixture
 from jaxcmle.solve.sources import MAX_BYTES, Setting, Source, paced, useful_values
@@ -47,14 +46,14 @@ def pruned_walks(
         raise ValueError(f"this search takes {plan.peak_bytes / 2**30:.1f} GiB; raise eps or eta")
     blocks = scoring.point_blocks(points.x, points.weight)
     last = tuples.last_slope.shape[0] * tuples.last_mass.shape[0]
-    batch = abs_pruning.branches_together(n, d, k, last, prunings, points.x.dtype.itemsize)
+    batch = leaves.branches_together(n, d, k, last, prunings, points.x.dtype.itemsize)
     # All of them powers of two, so that few programs serve all plans.
     together = min(batch, tuples.slope.shape[0])
     repetitions = min(batch // together, 1 << (count - 1).bit_length())
     batches = -(-len(places) // together)
 
     def steps(n_best: int) -> Iterator[tuple[int, Found]]:
-        found = abs_pruning.nothing_found(n_best, k, d, points.x.dtype)
+        found = leaves.nothing_found(n_best, k, d, points.x.dtype)
         before = 0
         while before < count:
             first, second = divmod(before, sampling.NUMBERS)
@@ -65,7 +64,7 @@ def pruned_walks(
                 nonlocal found, done
                 round_, batch = divmod(done, batches)
                 start = (first, second + round_ * repetitions, batch * together)
-                new = abs_pruning.next_branches(
+                new = leaves.next_branches(
                     key,
                     points.x,
                     blocks,
