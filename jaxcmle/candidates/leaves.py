@@ -339,16 +339,9 @@ def _score(
 
     # Sums are monotone only up to rounding here, which the limit has room for.
     least = optimistic() if pruning.completions else jnp.full(s, -jnp.inf, dtype)
-    bound = jnp.where(leaves.exists, least, jnp.inf)
-    order = jnp.argsort(bound).astype(jnp.int32)
     m = found.best.cost.shape[0]
 
-    def one_tile(state: tuple[Array, Found]) -> tuple[Array, Found]:
-        place, found = state
-        position = place + jnp.arange(tile, dtype=jnp.int32)
-        member = jnp.sort(jnp.where(position < s, order[jnp.minimum(position, s - 1)], s))
-        inside = member < s
-        member = jnp.minimum(member, s - 1)
+    def one_tile(member: Array, inside: Array, found: Found) -> Found:
         beside = jnp.where(inside, extra[:, member], jnp.inf)
         limit = scoring.give_up_above(found.best) - beside.min()
 
@@ -375,17 +368,10 @@ def _score(
             choice = best.choice.at[:, -1].set(slots.astype(jnp.int32))
             return Found(Best(best.cost, choice), means)
 
-        found = lax.cond(cost.min() <= found.best.cost[-1], take, lambda found: found, found)
-        return place + tile, found
+        return lax.cond(cost.min() <= found.best.cost[-1], take, lambda found: found, found)
 
-    def unfinished(state: tuple[Array, Found]) -> Array:
-        place, found = state
-        # Sorted by their bounds: once one is above the limit, so are all after it.
-        bound_here = bound[order[jnp.minimum(place, s - 1)]]
-        limit = scoring.give_up_above(found.best)
-        return (place < s) & (bound_here < jnp.inf) & (bound_here <= limit)
-
-    return lax.while_loop(unfinished, one_tile, (jnp.int32(0), found))[1]
+    bound = jnp.where(leaves.exists, least, jnp.inf)
+    return scoring.best_first(bound, tile, found, lambda found: found.best, one_tile)
 
 
 # How fast this device is.

@@ -18,7 +18,7 @@ pruning below loses nothing, not even to rounding.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ __all__ = [
     "Grid",
     "Product",
     "Pruning",
+    "best_first",
     "best_time",
     "component_columns",
     "give_up_above",
@@ -211,6 +212,45 @@ def give_up_above(best: Best) -> Array:
     """Return the cost above which a candidate is of no interest, with room for rounding."""
     worst = best.cost[-1]
     return worst + 16 * jnp.finfo(worst.dtype).eps * jnp.abs(worst)
+
+
+def best_first(
+    bound: Array,
+    tile: int,
+    state: Any,
+    best_of: Callable[[Any], Best],
+    one_tile: Callable[[Array, Array, Any], Any],
+) -> Any:
+    """Look at groups of candidates in tiles, until no other can hold any of the best.
+
+    Args:
+        bound: `[s]`, what no candidate of a group costs less than; infinity to leave it out.
+        tile: groups to a tile.
+        state: what is handed from tile to tile.
+        best_of: the best so far, of the state.
+        one_tile: a function of the groups of a tile `[tile]`, ascending so that ties go the same
+            way in any tile, of whether each is one, and of the state; returns the next state.
+    """
+    s = bound.shape[0]
+    # Stable: without bounds, in the order of the groups.
+    order = jnp.argsort(bound).astype(jnp.int32)
+
+    def step(place_and_state: tuple[Array, Any]) -> tuple[Array, Any]:
+        place, state = place_and_state
+        position = place + jnp.arange(tile, dtype=jnp.int32)
+        member = jnp.sort(jnp.where(position < s, order[jnp.minimum(position, s - 1)], s))
+        inside = member < s
+        member = jnp.minimum(member, s - 1)
+        return place + tile, one_tile(member, inside & (bound[member] < jnp.inf), state)
+
+    def unfinished(place_and_state: tuple[Array, Any]) -> Array:
+        place, state = place_and_state
+        # Sorted by their bounds: once one is above the limit, so are all after it.
+        bound_here = bound[order[jnp.minimum(place, s - 1)]]
+        limit = give_up_above(best_of(state))
+        return (place < s) & (bound_here < jnp.inf) & (bound_here <= limit)
+
+    return lax.while_loop(unfinished, step, (jnp.int32(0), state))[1]
 
 
 # The product of a few components with many columns each.
@@ -539,18 +579,8 @@ def _score_repetitions(
     # Repetitions go along the vectors.
     by_feature = means.transpose(2, 1, 0)
     least = optimistic(by_feature) if pruning.completions else jnp.full(s, -jnp.inf, dtype)
-    bound = jnp.where(valid, least, jnp.inf)
-    # Stable: without bounds, in the order of the repetitions.
-    order = jnp.argsort(bound).astype(jnp.int32)
 
-    def one_tile(state: tuple[Array, Best]) -> tuple[Array, Best]:
-        place, best = state
-        # Inside a tile the order is that of the repetitions, so that ties go the same way.
-        position = place + jnp.arange(tile, dtype=jnp.int32)
-        member = jnp.sort(jnp.where(position < s, order[jnp.minimum(position, s - 1)], s))
-        inside = member < s
-        member = jnp.minimum(member, s - 1)
-        inside &= valid[member]
+    def one_tile(member: Array, inside: Array, best: Best) -> Best:
         mean = by_feature[:, :, member]
 
         def some_weights(t: Array, best: Best) -> Best:
@@ -569,17 +599,10 @@ def _score_repetitions(
 
             return lax.cond(cost.min() <= best.cost[-1], take, lambda best: best, best)
 
-        return place + tile, lax.fori_loop(
-            jnp.int32(0), -(-n_weights // together), some_weights, best
-        )
+        return lax.fori_loop(jnp.int32(0), -(-n_weights // together), some_weights, best)
 
-    def unfinished(state: tuple[Array, Best]) -> Array:
-        place, best = state
-        # Sorted by their bounds: once one is above the limit, so are all after it.
-        bound_here = bound[order[jnp.minimum(place, s - 1)]]
-        return (place < s) & (bound_here < jnp.inf) & (bound_here <= give_up_above(best))
-
-    return lax.while_loop(unfinished, one_tile, (jnp.int32(0), best))[1]
+    bound = jnp.where(valid, least, jnp.inf)
+    return best_first(bound, tile, best, lambda best: best, one_tile)
 
 
 def repetition_bytes(k: int, g: int, d: int, n: int, itemsize: int = 4) -> int:

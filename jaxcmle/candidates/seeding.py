@@ -159,9 +159,9 @@ class _Found(NamedTuple):
 def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
     """Return a mixture found cluster by cluster, without the claims of the paper's ABS.
 
-    A cluster with variance v costs a point `d/2 ln(2 pi v) + |x - mean|^2 / (2 v) + ln k`. To be
-    worth it, it must be less than what a point may still hope for: the mean cost in one of the
-    clusters to come, if these shared the volume of the data. That hope falls as fewer are to come.
+    A cluster with variance v costs a point `d/2 ln(2 pi v) + |x - mean|^2 / (2 v) + ln k`. It wins
+    those that it costs less than the clusters before it, and less than what they may still hope
+    for: the mean cost in a cluster to come, if these share the volume of the data evenly.
     """
     sample_key, draw_key = jax.random.split(key)
     points = _sample(sample_key, points, max(SAMPLE, SAMPLE_PER_CLUSTER * k))
@@ -169,8 +169,7 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
     scale = jnp.abs(jnp.where(points.weight[:, None] > 0, centred, 0)).max()
     scale = jnp.where(scale > 0, scale, 1)
     x, weight = centred / scale, points.weight
-    n, d = x.shape
-    columns = x.T
+    (n, d), columns = x.shape, x.T
     total = numerics.blocked_sum(weight)
     # The weight of one point: what is known of a variance before any point is seen.
     unit = total / (weight > 0).sum().astype(x.dtype)
@@ -183,7 +182,7 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
         return d / 2 * jnp.log(2 * math.pi * variance) + math.log(k)
 
     def costs(square: Array, variances: Array) -> Array:
-        return square / (2 * variances[:, None]) + constant(variances)[:, None]
+        return square / (2 * variances[..., None]) + constant(variances)[..., None]
 
     def add_cluster(j: Array, found: _Found) -> _Found:
         to_come = (k - j).astype(x.dtype)
@@ -198,8 +197,7 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
             return _dot(jnp.minimum(least, costs), weight)
 
         tried = whole * jnp.array(FIRST_VARIANCES, x.dtype)
-        every = jnp.broadcast_to(tried[:, None], (len(tried), len(means)))
-        choice = jnp.argmin(totals(jax.vmap(costs, (None, 0))(square, every)), axis=0)
+        choice = jnp.argmin(jax.vmap(lambda each: totals(costs(square, each)))(tried), axis=0)
 
         def reestimate(_: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             means, variances, square = state
@@ -287,8 +285,7 @@ def _draw_by_blocks(uniform: Array, masses: Array, source: Array) -> Array:
 
     def invert(masses: Array, uniform: Array) -> Array:
         # A product, as a running sum takes a second to compile.
-        length = masses.shape[1]
-        sums = _dot(masses, jnp.tri(length, dtype=masses.dtype).T)
+        sums = _dot(masses, jnp.tri(masses.shape[1], dtype=masses.dtype).T)
         # Where there is no mass there is no way in, however the sums round.
         sums = jnp.where(masses > 0, sums, 0)
         return jnp.argmax(sums > uniform[:, None] * sums.max(axis=1, keepdims=True), axis=1)
