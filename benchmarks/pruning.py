@@ -20,6 +20,8 @@ import json
 import math
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +115,14 @@ def measure_selection(rows: int, length: int, rounds: int) -> dict[str, Any]:
 def runner(x: Array, k: int, method: SeedMethod) -> Callable[[int], jc.Solution]:
     """Return a function that runs CEM from 50 starts: the first 50, the next 50, and so on."""
 
+    # The points are an argument: of a constant, half of the work would be done while compiling.
     @jax.jit
-    def starts(first: Array) -> jc.Mixture:
+    def starts(x: Array, first: Array) -> jc.Mixture:
         ids = first + jnp.arange(STARTS)
         keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(ids)
         return jax.vmap(lambda key: jc.seed(key, x, k, method=method))(keys)
 
-    return lambda batch: cem_all(x, starts(jnp.int32(batch * STARTS)))
+    return lambda batch: cem_all(x, starts(x, jnp.int32(batch * STARTS)))
 
 
 def costs_per_point(solutions: jc.Solution, n: int) -> np.ndarray:
@@ -131,7 +134,7 @@ def costs_per_point(solutions: jc.Solution, n: int) -> np.ndarray:
 def best_of(costs: np.ndarray, share: float) -> np.ndarray:
     """Return the least cost of each of 50 groups of starts, of `share` starts on average."""
     ends = np.floor(share * np.arange(STARTS + 1) + 1e-9).astype(int)
-    return np.array([costs[low:high].min() for low, high in zip(ends[:-1], ends[1:], strict=True)])
+    return np.array([costs[low:high].min() for low, high in pairwise(ends)])
 
 
 def summary(costs: np.ndarray, best: float) -> dict[str, float]:
@@ -148,11 +151,9 @@ def measure_seeding(place: int, rounds: int) -> dict[str, Any]:
     points, labels = data(kind, n, d, k, seed=place)
     x = jnp.asarray(points)
     runs = {method: runner(x, k, method) for method in METHODS}
-    seeds = {method: jax.jit(lambda key, m=method: jc.seed(key, x, k, method=m)) for method in runs}
-    times = best_times({name: lambda run=run: run(0) for name, run in runs.items()}, rounds)
+    times = best_times({name: partial(run, 0) for name, run in runs.items()}, rounds)
     q = times["abs"] / times["kmeans++"]
     shares = {"abs": max(1, 1 / q), "kmeans++": max(1, q)}
-    del seeds
     costs, iterations = {}, {}
     for name, run in runs.items():
         batches = [run(batch) for batch in range(math.ceil(shares[name]))]
