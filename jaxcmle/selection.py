@@ -40,25 +40,27 @@ def keep_largest(values: Array, count: int) -> Array:
         return jnp.broadcast_to(place[:count], (*rows, count))
     kept = _kept(_ordered_bits(values.reshape(-1, r)), count)
     # What is not kept goes to one place more than there are, and is dropped.
-    target = jnp.where(kept, _running_count(kept), 0)
+    target = jnp.where(kept, _running_sum(kept.astype(jnp.float32)), 0).astype(jnp.int32)
     row = jnp.arange(kept.shape[0], dtype=jnp.int32)[:, None]
     places = jnp.zeros((kept.shape[0], count + 1), jnp.int32).at[row, target].set(place)
     return places[:, 1:].reshape(*rows, count)
 
 
-def _running_count(chosen: Array) -> Array:
-    """Return how many of `[b, r]` are chosen up to each place of their row.
+def _running_sum(values: Array) -> Array:
+    """Return the sums of `[b, r]` up to each place of the row; exact for counts up to 2^24.
 
-    In blocks, by a product with a triangle of ones: quicker than a cumulative sum over it all.
+    In blocks, by products with a triangle of ones: quicker than a cumulative sum.
     """
-    b, r = chosen.shape
-    blocks = -(-r // BLOCK)
-    ones = jnp.pad(chosen.astype(jnp.float32), ((0, 0), (0, blocks * BLOCK - r)))
-    triangle = jnp.triu(jnp.ones((BLOCK, BLOCK), jnp.float32))
-    inside = jnp.matmul(ones.reshape(b, blocks, BLOCK), triangle, precision=lax.Precision.HIGHEST)
-    inside = inside.astype(jnp.int32)
-    before = jnp.cumsum(inside[..., -1], axis=1) - inside[..., -1]
-    return (inside + before[..., None]).reshape(b, -1)[:, :r]
+    b, r = values.shape
+    length = min(r, BLOCK)
+    blocks = -(-r // length)
+    padded = jnp.pad(values, ((0, 0), (0, blocks * length - r))).reshape(b, blocks, length)
+    triangle = jnp.triu(jnp.ones((length, length), values.dtype))
+    inside = jnp.matmul(padded, triangle, precision=lax.Precision.HIGHEST)
+    if blocks > 1:
+        whole = inside[..., -1]
+        inside = inside + (_running_sum(whole) - whole)[..., None]
+    return inside.reshape(b, blocks * length)[:, :r]
 
 
 def _ordered_bits(values: Array) -> Array:

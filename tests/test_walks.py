@@ -220,7 +220,7 @@ def test_the_best_are_those_of_every_walk_and_tuple(name, k):
 
 
 def test_pruning_and_batches_change_nothing(monkeypatch):
-    x = next(instances(48, 1, 1, 6))
+    x = next(instances(24, 1, 1, 6))
     setting = make_setting(x, 3, "cmle", {"eps": 3.0})
     plan = abs_plan(setting.instance, setting.target, setting.problem, alpha=0.25)
     plan = dataclasses.replace(
@@ -235,7 +235,7 @@ def test_pruning_and_batches_change_nothing(monkeypatch):
         np.testing.assert_array_equal(mixtures.means, other_mixtures.means)
     monkeypatch.setattr(leaves, "FRONTIER_BYTES", 2**15)
     monkeypatch.setattr(leaves.numerics, "tile_bytes", lambda: 2**15)
-    assert leaves.branches_together(48, 1, 3, 9, plan.prunings) < 32
+    assert leaves.branches_together(24, 1, 3, 9, plan.prunings) < 32
     others, other_mixtures = raw_best(setting, plan, key)
     np.testing.assert_array_equal(costs, others)
     np.testing.assert_array_equal(mixtures.means, other_mixtures.means)
@@ -259,9 +259,9 @@ def test_interruption_keeps_the_best():
     def stop(report):
         raise KeyboardInterrupt
 
-    x = load_iris().x
-    options = {"eps": 1.0, "balance": 30, "algorithm": "abs", "certificate": False}
-    solution = jc.approximate(x, 2, max_candidates=1e12, progress=stop, **options)
+    x = next(instances(48, 1, 1, 14))
+    options = {"eps": 0.5, "balance": math.inf, "algorithm": "abs", "certificate": False}
+    solution = jc.approximate(x, 2, max_candidates=1e15, progress=stop, **options)
     assert solution.status == jc.Status.INTERRUPTED
     assert solution.guarantee.kind == "none"
     assert np.isfinite(solution.cost)
