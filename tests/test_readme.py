@@ -79,3 +79,33 @@ def test_every_public_function_is_mentioned():
     for name in jc.__all__:
         if name[0].islower():
             assert f"{name}(" in README, name
+
+
+def span(values, digits, unit=""):
+    """Return the lowest and the highest as they are written in a table."""
+    low, high = (f"{round(value, digits):g}" for value in (min(values), max(values)))
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+
+
+def test_the_measured_ranges_of_pruning_are_those_of_the_committed_results():
+    runs = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "benchmarks" / "results").glob("pruning_*.json"))
+    ]
+    assert len(runs) == 3
+    for found in zip(*(run["selection"] for run in runs), strict=True):
+        ratios = span([one["ratio"] for one in found], 1)
+        assert f"| {found[0]['rows']:,} × {found[0]['length']:,} | {ratios} |" in README
+    for found in zip(*(run["seeding"] for run in runs), strict=True):
+        kind, n, d, k, _ = found[0]["set"].values()
+        costs = [
+            span([one["one start"][name]["mean"] for one in found], 3)
+            for name in ("abs", "kmeans++")
+        ]
+        shares = [span([100 * one[word] for one in found], 0, " %") for word in ("better", "worse")]
+        row = f"| {kind}, {n:,} × {d}, {k} | " + " | ".join(costs + shares) + " |"
+        assert row in README
+    shares = [
+        span([100 * run["all sets"][word] for run in runs], 0, " %") for word in ("better", "worse")
+    ]
+    assert f"| all sets | | | {shares[0]} | {shares[1]} |" in README
