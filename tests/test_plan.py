@@ -495,3 +495,16 @@ def test_the_grid_of_a_plan_is_that_of_its_error():
     cover = grids.cover_variances(result.y_min, result.y_max, result.e_m, allowance)
     np.testing.assert_allclose(cover.values, result.variance_values, rtol=1e-12)
     np.testing.assert_allclose(cover.starts, result.variance_starts, rtol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["sampling", "abs"])
+def test_absurd_plans_come_back_and_can_be_printed(algorithm):
+    # Millions of nats a point beside the one that is allowed: a count of millions of digits.
+    x = 60000 + 20000 * np.random.default_rng(0).normal(size=(50, 1))
+    plan_ = plan(x, 2, eta=1.0, problem=jc.WKM(), algorithm=algorithm)
+    assert plan_.log10_tuples > 1000
+    assert "10^" in str(plan_)
+    with pytest.raises(jc.TooManyCandidatesError):
+        jc.approximate(x, 2, eta=1.0, problem=jc.WKM(), algorithm=algorithm)
+    # Memory beyond any float.
+    assert "bytes" in str(plan(None, 1000, eps=0.5, shape=(10**7, 2), algorithm=algorithm))

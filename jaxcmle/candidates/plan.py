@@ -179,7 +179,7 @@ class Plan:
             )
         weights = "uniform" if self.weight_tuples == 1 else f"{_count(self.weight_tuples)} tuples"
         values = "fixed" if self.problem == "WKM" else f"{self.grid_values} values a cluster"
-        if self.grid == "loglog":
+        if self.grid == "loglog" and self.problem != "WKM":
             values += " (log-log)"
         if self.estimates > 1:
             values += f" for each of {self.estimates} estimates"
@@ -189,12 +189,12 @@ class Plan:
             "evaluations"
         )
         if self.algorithm != "paper":
-            lines.append(f"  memory      {self.peak_bytes / 2**20:.1f} MiB beside the points")
+            lines.append(f"  memory      {_size(self.peak_bytes)} beside the points")
             lines.append(f"  time        {_duration(self.seconds)} on {jax.default_backend()}")
         if self.other is not None:
             lines.append(
                 f"  instead of  {self.other.algorithm}: {_count(self.other.tuples)} tuples, "
-                f"{self.other.peak_bytes / 2**20:.1f} MiB, {_duration(self.other.seconds)}"
+                f"{_size(self.other.peak_bytes)}, {_duration(self.other.seconds)}"
             )
         return "\n".join(lines)
 
@@ -204,6 +204,13 @@ def _count(count: int) -> str:
     if count < 10**7:
         return f"{count:,}"
     return f"10^{math.log10(count):.1f}"
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes to read."""
+    if count < 2**60:
+        return f"{count / 2**20:.1f} MiB"
+    return f"10^{math.log10(count):.1f} bytes"
 
 
 def _duration(seconds: float | None) -> str:

@@ -34,6 +34,8 @@ Algorithm = Literal["sampling", "abs", "auto", "paper"]
 # What selecting takes for each point that a pruning looks at, in point evaluations: a comparison
 # and a count for each of 32 bits, where an evaluation is a minimum and an addition.
 SELECTION = 32
+# Counts are cut at so many digits: more would only take time to write down.
+MOST_DIGITS = 10_000
 
 
 def plan(
@@ -272,10 +274,10 @@ def _shared(instance: Instance, target: Target, problem: Problem) -> dict[str, A
 
 
 def _whole(log_count: float) -> int:
-    """Return a whole number from its logarithm, exact while floats are."""
+    """Return a whole number from its logarithm, exact while floats are; not too large to handle."""
     if log_count < 36:
         return round(math.exp(log_count))
-    digits = log_count / math.log(10)
+    digits = min(log_count / math.log(10), MOST_DIGITS)
     return math.ceil(10 ** (digits % 1 + 15)) * 10 ** (math.floor(digits) - 15)
 
 
