@@ -379,6 +379,7 @@ def test_auto_takes_the_cheaper_and_shows_the_other():
     assert unbalanced.seconds > 0
     alone = jc.plan(None, 2, balance=math.inf, **(options | {"algorithm": "abs"}))
     assert alone == dataclasses.replace(unbalanced, other=None)
+    assert jc.plan(None, 2, grid="loglog", **options).other.grid == "loglog"
     # Where one cannot, it is the other.
     certain = jc.plan(None, 2, **options, delta=0)
     assert (certain.algorithm, certain.other) == ("sampling", None)

@@ -130,11 +130,12 @@ def make_plan(
         return abs_plan(instance, target, problem, grid)
     if algorithm == "sampling":
         return _sampling_plan(instance, target, problem)
-    plans = []
-    reasons = []
-    for make in (_sampling_plan, abs_plan):
+    plans: list[Plan] = []
+    reasons: list[ValueError] = []
+    ways: tuple[Algorithm, ...] = ("sampling", "abs")
+    for way in ways:
         try:
-            plans.append(make(instance, target, problem))
+            plans.append(make_plan(instance, target, problem, way, grid))
         except ValueError as error:
             reasons.append(error)
     if not plans:
