@@ -3,11 +3,15 @@
 A module opts out with `PRECISIONS = ("float32",)`.
 """
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
 PRECISIONS = ("float32", "float64")
+# Of the 65,530 that are usual.
+MOST_MAPS = 30_000
 
 # A silent promotion to another dtype is an error. Python scalars take the dtype they meet.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -25,3 +29,15 @@ def precision(request):
     name = getattr(request, "param", "float32")
     with jax.enable_x64(name == "float64"):
         yield np.dtype(name)
+
+
+@pytest.fixture(autouse=True)
+def _few_programs():
+    """Drop compiled programs before they use up the memory maps that Linux allows a process.
+
+    Every program takes a few of them; without any left the compiler crashes.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()

@@ -21,6 +21,7 @@ from jaxcmle.candidates import scoring
 from jaxcmle.candidates.claim import measure, to_target
 from jaxcmle.candidates.planning import make_plan
 from jaxcmle.candidates.scoring import PRUNING, Pruning
+from jaxcmle.solve.progress import CtrlC
 from jaxcmle.solve.sizes import assign_with_sizes
 from jaxcmle.solve.sources import Setting, repetitions, useful_values
 
@@ -344,6 +345,26 @@ def test_a_signal_interrupts():
         timer.cancel()
     assert solution.status == jc.Status.INTERRUPTED
     assert float(solution.cost) < 400
+
+
+def test_the_first_ctrl_c_is_noted_and_the_second_raises():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with CtrlC() as ctrl_c:
+            assert not ctrl_c.pressed
+            signal.raise_signal(signal.SIGINT)
+            assert ctrl_c.pressed
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        # Somebody else's handler stays.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with CtrlC() as ctrl_c:
+            signal.raise_signal(signal.SIGINT)
+            assert not ctrl_c.pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_silent_when_piped():

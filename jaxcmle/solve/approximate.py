@@ -24,7 +24,7 @@ from jaxcmle.problem.pairs import MAX_POINTS
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Mixture, Problem, Solution, Status
 from jaxcmle.refine.cem import cem_all, cem_restarts
 from jaxcmle.solve.advice import too_many
-from jaxcmle.solve.progress import Progress, ProgressOption
+from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 from jaxcmle.solve.sizes import refine_with_sizes
 from jaxcmle.solve.sources import Setting, Source, all_subsets, paper_candidates, repetitions
 from jaxcmle.solve.walks import pruned_walks
@@ -249,8 +249,11 @@ def _enumerate(
     """Return the best candidates, and whether all have been looked at."""
     best, finished = None, False
     try:
-        for done, best in source.steps(n_best):
-            progress.update(done, source.total, float(best.cost[0]) - offset)
+        with CtrlC() as ctrl_c:
+            for done, best in source.steps(n_best):
+                progress.update(done, source.total, float(best.cost[0]) - offset)
+                if ctrl_c.pressed and done < source.total:
+                    raise KeyboardInterrupt
         finished = True
     except KeyboardInterrupt:
         pass

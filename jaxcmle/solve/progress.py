@@ -1,11 +1,13 @@
-"""A line about long work: shown on a terminal, silent everywhere else."""
+"""Long work: a line about it on a terminal, and a Ctrl-C that loses nothing."""
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["Progress", "ProgressOption", "Report"]
+__all__ = ["CtrlC", "Progress", "ProgressOption", "Report"]
 
 
 class Report(NamedTuple):
@@ -67,6 +69,34 @@ class Progress:
         if self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
             self._width = 0
+
+
+class CtrlC:
+    """Inside `with`, the first Ctrl-C is only noted; the second raises `KeyboardInterrupt`.
+
+    An exception could come at any place, also where Python drops it (JAX collects garbage in a
+    callback of its own). Between two steps of the work it is safe to stop. Where somebody else
+    handles the signal, and outside the main thread, nothing is changed.
+    """
+
+    def __enter__(self) -> "CtrlC":
+        """Listen."""
+        self.pressed = False
+        main = threading.current_thread() is threading.main_thread()
+        self._listens = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._listens:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, *_: Any) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the signal as it was."""
+        if self._listens:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _short(count: float) -> str:
