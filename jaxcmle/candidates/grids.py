@@ -36,6 +36,7 @@ __all__ = [
     "printed_shares",
     "printed_sizes",
     "printed_variances",
+    "weight_ratio",
     "weight_tuples",
 ]
 
@@ -45,6 +46,8 @@ Floats = NDArray[np.float64]
 MARGIN = 1e-6
 # More values than this are never worth it.
 MAX_VALUES = 64
+# No two values of y are farther apart: variances are floats.
+LONGEST_STEP = 700.0
 
 
 class Allowance(NamedTuple):
@@ -186,9 +189,11 @@ def loglog_mean_errors(low: float, high: float, allowance: Allowance) -> Floats:
         ends = [low, max(high, low)]
         if slope != ratio and ratio > 0:
             flat = -(slope / ratio + constant) / (slope - ratio)
-            ends += [flat] if ends[0] < flat < ends[1] else []
+            # No step is longer than the range: from where it would be, h only rises.
+            inner = (flat, LONGEST_STEP / ratio)
+            ends += [y for y in inner if low < y < high]
         y = np.array(ends)
-        step = np.minimum(ratio * y, 700.0)
+        step = np.minimum(ratio * y, LONGEST_STEP)
         room = (np.exp(step) * (1 + slope * y + constant - step) - 1).min()
         errors.append(max(0.0, min(room, at_low, limit)))
     return np.array(errors)[: _enough(np.array(errors), min(at_low, limit))]
@@ -272,6 +277,11 @@ def geometric_divergence(n_clusters: int, balance: float, exponents: int) -> flo
     return (math.log(balance - n_clusters + 1) / exponents) ** 2 / 8
 
 
+def weight_ratio(n_clusters: int, balance: float, exponents: int) -> float:
+    """Return the ratio of `geometric_weights`; 1 for uniform weights, a single exponent."""
+    return (balance - n_clusters + 1) ** (1 / exponents) if exponents > 1 else 1.0
+
+
 def geometric_weights(n_clusters: int, balance: float, exponents: int) -> Floats:
     """Return tuples of weights in proportion to `ratio ** a`, a from 0 to `exponents - 1`.
 
@@ -279,7 +289,7 @@ def geometric_weights(n_clusters: int, balance: float, exponents: int) -> Floats
     `ratio ** exponents` is that. Tuples that differ by a common shift of the exponents are the
     same: `A^K - (A - 1)^K` are left.
     """
-    ratio = (balance - n_clusters + 1) ** (1 / exponents)
+    ratio = weight_ratio(n_clusters, balance, exponents)
     powers = np.array(
         [t for t in itertools.product(range(exponents), repeat=n_clusters) if min(t) == 0]
     )

@@ -242,7 +242,7 @@ def all_subsets(setting: Setting, plan: Plan, pruning: Pruning, known_cost: floa
     pruning = _sound(pruning, constant)
     columns = scoring.component_columns(points.x, points.weight, means, slope, constant)
     weighs = not isinstance(setting.problem, UCMLE)
-    ratio = (plan.balance - k + 1) ** (1 / exponents) if exponents > 1 else 1.0
+    ratio = grids.weight_ratio(k, plan.balance, exponents)
 
     def component(powers: range) -> _Component:
         """Return the columns of a component whose weight is one of these powers of the ratio."""

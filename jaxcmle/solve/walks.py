@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jaxcmle import numerics
-from jaxcmle.candidates import leaves, sampling, scoring
+from jaxcmle.candidates import grids, leaves, sampling, scoring
 from jaxcmle.candidates.leaves import Found, Tuples
 from jaxcmle.candidates.plan import Plan
 from jaxcmle.candidates.scoring import Pruning
@@ -35,6 +35,7 @@ def pruned_walks(
         # Variances of the scale are not below: this only takes off slack for rounding.
         values = np.maximum(values, 1.0)
     tuples, places, powers = make_tuples(setting, plan, values)
+    ratio = grids.weight_ratio(k, plan.balance, plan.weight_exponents)
     per_repetition = plan.walks * len(values) ** k * plan.weight_tuples
     count = min(plan.repetitions, int(min(limit, 1e18) // per_repetition))
     if count == 0:
@@ -91,7 +92,7 @@ def pruned_walks(
         index = np.asarray(found.best.choice)[chosen]
         value = np.concatenate([places[index[:, 2], :, 0], index[:, 4:5]], axis=1)
         power = np.concatenate([places[index[:, 2], :, 1], powers[index[:, 5:6]]], axis=1)
-        mass = _ratio(plan) ** power.astype(np.float64)
+        mass = ratio ** power.astype(np.float64)
         dtype = points.x.dtype
         return Mixture(
             weights=jnp.asarray(mass / mass.sum(axis=1, keepdims=True), dtype),
@@ -123,7 +124,7 @@ def make_tuples(
             f"be 1 or more, and the smallest is {values.min():g}; rescale the points"
         )
     weighs = not isinstance(setting.problem, UCMLE)
-    log_ratio = math.log(_ratio(plan))
+    log_ratio = math.log(grids.weight_ratio(k, plan.balance, plan.weight_exponents))
     others = range(-spread, spread + 1)
     powers = np.array(others if k > 1 else [0])
     free = [range(len(values))] * (k - 1)
@@ -168,10 +169,3 @@ def make_tuples(
         spread=jnp.int32(spread),
     )
     return tuples, places, powers
-
-
-def _ratio(plan: Plan) -> float:
-    """Return the ratio of the grid of weights."""
-    if plan.weight_exponents == 1:
-        return 1.0
-    return (plan.balance - plan.n_clusters + 1) ** (1 / plan.weight_exponents)
