@@ -1,0 +1,254 @@
+"""Points made ready once for a search that works on a whole population of partitions.
+
+A population is a stack: labels `[m, n]`, and moments with a leading axis. Where the data allows it,
+the arithmetic is that of the *fast* iterations of `cem` (products of matrices, sums about a common
+centre); where it does not, direct differences and two-pass moments take their place, for the whole
+population at once. What a search reports is computed exactly at its end.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from jaxcmle import numerics
+from jaxcmle.numerics import MomentRows, Moments, Points
+from jaxcmle.problem.objective import assign_points, fill_empty, moments_cost, shift_means
+from jaxcmle.problem.types import Mixture, Problem
+
+__all__ = [
+    "Partitions",
+    "Rank",
+    "Workspace",
+    "fitted",
+    "is_better",
+    "is_safe",
+    "labels_of",
+    "make_workspace",
+    "own_values",
+    "over_tiles",
+    "partitions_of",
+    "select_each",
+    "squared_distances",
+]
+
+# Nats per feature that a matrix product may be wrong by.
+TOLERANCE = 1e-3
+# Relative error that a variance may have: with that the cost of a partition is right to a few
+# roundings a point.
+VARIANCE_TOLERANCE = 32
+
+
+class Workspace(NamedTuple):
+    """Points and limits of one search.
+
+    Attributes:
+        points: the points, shifted.
+        tiles: the same, as `point_tiles` gives them.
+        features: tiles of `matmul_features` about the centre; the points again where there are
+            few clusters and features, and nothing is multiplied.
+        rows: what moments are summed from.
+        whole: the moments of all points as one cluster.
+        largest_norm: the largest `|x|^2` about the centre.
+        floor: the least variance of a cluster.
+        least_spread: a cluster whose variance is no larger before the floor is a flaw.
+        min_size: the least weight of a cluster.
+    """
+
+    points: Points
+    tiles: Array
+    features: Array
+    rows: MomentRows
+    whole: Moments
+    largest_norm: Array
+    floor: Array
+    least_spread: Array
+    min_size: Array
+
+
+class Rank(NamedTuple):
+    """How good a partition is: the smaller the better, the first number that differs decides.
+
+    Attributes:
+        shortage: the weight that clusters lack to the minimum size.
+        flaws: how many clusters have no spread.
+        cost: `L_X(C)`; infinity where it is not a number.
+    """
+
+    shortage: Array
+    flaws: Array
+    cost: Array
+
+
+class Partitions(NamedTuple):
+    """A stack of partitions: labels `[m, n]`, the moments of their clusters, and their rank."""
+
+    labels: Array
+    moments: Moments
+    rank: Rank
+
+
+def make_workspace(
+    points: Points, k: int, floor: ArrayLike, least_spread: ArrayLike, min_size: ArrayLike
+) -> Workspace:
+    """Return what a search for k clusters needs to know of the points."""
+    dtype = points.x.dtype
+    tiles = numerics.point_tiles(points.x, k)
+    centred, _ = numerics.centred(points)
+    features = numerics.matmul_features(centred)
+    small = numerics.is_small(k, points.x.shape[1])
+    return Workspace(
+        points=points,
+        tiles=tiles,
+        features=tiles if small else numerics.point_tiles(features, k),
+        rows=numerics.moment_rows(points),
+        whole=numerics.whole_moments(points),
+        largest_norm=features[:, -2].max(),
+        floor=jnp.asarray(floor, dtype),
+        least_spread=jnp.asarray(least_spread, dtype),
+        # Sums of fractional weights round: what is short by rounding alone is enough.
+        min_size=jnp.asarray(min_size, dtype) * (1 - 16 * jnp.finfo(dtype).eps),
+    )
+
+
+def fitted(space: Workspace, moments: Moments, problem: Problem) -> Mixture:
+    """Return the best mixtures of a stack of partitions with these moments."""
+
+    def one(moments: Moments) -> Mixture:
+        return problem.mixture(fill_empty(moments, space.whole), space.floor)
+
+    return jax.vmap(one)(moments)
+
+
+def partitions_of(space: Workspace, labels: Array, k: int, problem: Problem) -> Partitions:
+    """Return a stack of partitions from their labels."""
+    moments = _moments_of(space, labels, k)
+    return Partitions(labels, moments, _rank(space, moments, problem))
+
+
+def _rank(space: Workspace, moments: Moments, problem: Problem) -> Rank:
+    d = moments.mean.shape[-1]
+    costs = jax.vmap(lambda each: moments_cost(each, problem, space.floor))(moments)
+    spread = moments.scatter / (d * jnp.where(moments.size > 0, moments.size, 1))
+    return Rank(
+        shortage=jnp.maximum(space.min_size - moments.size, 0).sum(axis=-1),
+        flaws=(spread <= space.least_spread).sum(axis=-1, dtype=jnp.int32),
+        cost=jnp.where(jnp.isfinite(costs), costs, jnp.inf),
+    )
+
+
+def is_better(new: Rank, old: Rank) -> Array:
+    """Tell where the new rank is strictly better than the old one."""
+    cheaper = (new.flaws < old.flaws) | ((new.flaws == old.flaws) & (new.cost < old.cost))
+    return (new.shortage < old.shortage) | ((new.shortage == old.shortage) & cheaper)
+
+
+def select_each(mask: Array, new: Any, old: Any) -> Any:
+    """Return the entries of one stack where the mask `[m]` is true, of another where it is not."""
+    return jax.tree.map(
+        lambda new, old: jnp.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old), new, old
+    )
+
+
+def labels_of(space: Workspace, mixtures: Mixture, problem: Problem) -> Array:
+    """Return the cheapest cluster of every point under each of a stack of mixtures, `[m, n]`."""
+    n, d = space.points.x.shape
+    k = mixtures.weights.shape[1]
+    small = numerics.is_small(k, d)
+    bytes_each = space.points.x.dtype.itemsize * n * (1 if small else k)
+
+    def directly(mixture: Mixture) -> Array:
+        return assign_points(space.points, space.tiles, mixture, problem)[1]
+
+    def by_matmul(mixture: Mixture) -> Array:
+        coefficients = problem.coefficients(shift_means(mixture, -space.rows.centre))
+        return numerics.assign_by_matmul(space.features, coefficients, n)
+
+    if small:
+        return numerics.map_stack(directly, mixtures, bytes_each)
+    return lax.cond(
+        is_safe(space, mixtures, problem),
+        lambda stack: numerics.map_stack(by_matmul, stack, bytes_each),
+        lambda stack: numerics.map_stack(directly, stack, bytes_each),
+        mixtures,
+    )
+
+
+def is_safe(space: Workspace, mixtures: Mixture, problem: Problem) -> Array:
+    """Tell whether a product of matrices is precise enough for all of a stack of mixtures."""
+    slope = jax.vmap(problem.coefficients)(mixtures).slope
+    tolerance = TOLERANCE * space.points.x.shape[1]
+    return numerics.matmul_is_safe(space.largest_norm, slope, tolerance).all()
+
+
+def over_tiles(space: Workspace, function: Any, *values: Array) -> Any:
+    """Apply `function(tile, *values)` to every tile of the points, and join what it gives.
+
+    Args:
+        space: the points.
+        function: of a tile, for `squared_distances`, and of the values of its points.
+        values: arrays `[n]`; zeros are put where a tile is padded.
+    """
+    n = space.points.x.shape[0]
+    count, _, length = space.tiles.shape
+    shaped = tuple(
+        jnp.pad(value, (0, count * length - n)).reshape(count, length) for value in values
+    )
+    tiles = (space.tiles, space.features)
+    if count == 1:
+        result = function(*jax.tree.map(lambda leaf: leaf[0], (tiles, *shaped)))
+    else:
+        result = lax.map(lambda given: function(*given), (tiles, *shaped))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1)[:n], result)
+
+
+def squared_distances(space: Workspace, tile: Any, means: Array, safe: Array) -> Array:
+    """Return the squared distances `[k, p]` of a tile of points to means.
+
+    Args:
+        space: the points.
+        tile: as `over_tiles` gives it.
+        means: `[k, d]`.
+        safe: whether a product of matrices will do; one for the whole population.
+    """
+    columns, features = tile
+    k, d = means.shape
+    if numerics.is_small(k, d):
+        return numerics.squared_distances(columns, means)
+
+    def by_matmul() -> Array:
+        ones, zeros = jnp.ones(k, means.dtype), jnp.zeros(k, means.dtype)
+        about = numerics.Coefficients(means - space.rows.centre, ones, zeros)
+        matrix = numerics.matmul_coefficients(about)
+        return jnp.maximum(jnp.matmul(matrix, features, precision=numerics.PRECISION), 0)
+
+    return lax.cond(safe, by_matmul, lambda: numerics.squared_distances(columns, means))
+
+
+def own_values(values: Array, label: Array) -> Array:
+    """Return from values `[k, p]` those in the row of each label `[p]`."""
+    inside = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None] == label
+    return jnp.where(inside, values, 0).sum(axis=0)
+
+
+def _moments_of(space: Workspace, labels: Array, k: int) -> Moments:
+    """Return the moments of a stack of partitions, in one pass where that is precise enough."""
+    rows = space.rows
+    itemsize = rows.rows.dtype.itemsize
+
+    def exact(labels: Array) -> Moments:
+        return numerics.map_stack(
+            lambda labels: numerics.cluster_moments(space.points, rows, labels, k),
+            labels,
+            16 * itemsize * rows.rows.size,
+        )
+
+    quick, error = numerics.map_stack(
+        lambda labels: numerics.quick_moments(rows, labels, k),
+        labels,
+        4 * itemsize * rows.rows.size,
+    )
+    tolerance = VARIANCE_TOLERANCE * jnp.finfo(rows.rows.dtype).eps
+    return lax.cond((error <= tolerance).all(), lambda _: quick, exact, labels)
