@@ -32,8 +32,12 @@ from jaxcmle.problem.types import (
     Solution,
     Status,
 )
+from jaxcmle.refine.anneal import anneal, free_energy
 from jaxcmle.refine.cem import cem, cem_restarts
+from jaxcmle.refine.polish import move_deltas, polish
 from jaxcmle.solve.approximate import TooManyCandidatesError, approximate
+from jaxcmle.solve.effort import Effort
+from jaxcmle.solve.fit import fit
 
 __version__ = "0.1.0"
 
@@ -41,6 +45,7 @@ __all__ = [
     "CMLE",
     "UCMLE",
     "WKM",
+    "Effort",
     "Guarantee",
     "InstanceReport",
     "Mixture",
@@ -51,6 +56,7 @@ __all__ = [
     "TooManyCandidatesError",
     "UpperBound",
     "YRange",
+    "anneal",
     "approximate",
     "assign",
     "cem",
@@ -58,11 +64,15 @@ __all__ = [
     "check_instance",
     "cost",
     "estimate",
+    "fit",
+    "free_energy",
     "is_balanced",
     "lower_bound",
+    "move_deltas",
     "partition_cost",
     "plan",
     "point_costs",
+    "polish",
     "rescale",
     "score",
     "seed",

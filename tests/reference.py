@@ -1057,3 +1057,60 @@ def all_wrongly_assigned(
         )
     right = sorted(set(range(n)) - set(wrong_points))
     return wrong, math.fsum(costs[point, labels[point]] for point in right)
+
+
+def free_energy(
+    x: ArrayLike,
+    weights: ArrayLike,
+    means: ArrayLike,
+    variances: ArrayLike,
+    temperature: float,
+    problem: str = "cmle",
+    beta: float = 1.0,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Return F = - t sum_x a_x ln sum_k exp(- cost_x(theta_k) / t), t the temperature."""
+    costs = point_costs(x, weights, means, variances, problem, beta)
+    a = _sample_weight(sample_weight, len(costs))
+    energies = []
+    for row in costs:
+        least = row.min()
+        partition = math.fsum(math.exp(-(cost - least) / temperature) for cost in row)
+        energies.append(least - temperature * math.log(partition))
+    return _weighted_total(np.array(energies), a)
+
+
+def tempered_em_step(
+    x: ArrayLike,
+    weights: ArrayLike,
+    means: ArrayLike,
+    variances: ArrayLike,
+    temperature: float,
+    problem: str = "cmle",
+    beta: float = 1.0,
+    sample_weight: ArrayLike | None = None,
+    min_variance: float = 0.0,
+) -> Mixture:
+    """Return (weights, means, variances) after one iteration of EM at a temperature.
+
+    Shares r_xk in proportion to exp(- cost_x(theta_k) / t), then the M-step of `estimate` with
+    point x in cluster k by the weight a_x r_xk. A cluster without any share has weight 0
+    (ucmle: 1/k) and the mean and variance of the whole data.
+    """
+    x = _points(x)
+    n, d = x.shape
+    a = _sample_weight(sample_weight, n)
+    costs = point_costs(x, weights, means, variances, problem, beta)
+    shares = np.exp(-(costs - costs.min(axis=1, keepdims=True)) / temperature)
+    shares /= shares.sum(axis=1, keepdims=True)
+    k = shares.shape[1]
+    new_weights, new_means, new_variances = np.empty(k), np.empty((k, d)), np.empty(k)
+    for cluster in range(k):
+        amounts = a * shares[:, cluster]
+        size = math.fsum(amounts)
+        mean, scatter = _mean_and_scatter(x, amounts if size > 0 else a)
+        variance = max(scatter / (d * (size if size > 0 else math.fsum(a))), min_variance)
+        new_weights[cluster] = 1 / k if problem == "ucmle" else size / math.fsum(a)
+        new_means[cluster] = mean
+        new_variances[cluster] = 1 / (2 * beta) if problem == "wkm" else variance
+    return new_weights, new_means, new_variances

@@ -19,7 +19,7 @@ from jaxcmle.problem.bounds import distance_to, farthest_first
 from jaxcmle.problem.types import Mixture
 from jaxcmle.selection import keep_largest
 
-__all__ = ["SeedMethod", "seed"]
+__all__ = ["SeedMethod", "sample_points", "seed"]
 
 SeedMethod = Literal["kmeans++", "farthest", "random", "subsets", "abs"]
 
@@ -164,7 +164,7 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
     for: the mean cost in a cluster to come, if these share the volume of the data evenly.
     """
     sample_key, draw_key = jax.random.split(key)
-    points = _sample(sample_key, points, max(SAMPLE, SAMPLE_PER_CLUSTER * k))
+    points = sample_points(sample_key, points, max(SAMPLE, SAMPLE_PER_CLUSTER * k))
     centred, centre = numerics.centred(points)
     scale = jnp.abs(jnp.where(points.weight[:, None] > 0, centred, 0)).max()
     scale = jnp.where(scale > 0, scale, 1)
@@ -235,7 +235,7 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
     )
 
 
-def _sample(key: Array, points: Points, count: int) -> Points:
+def sample_points(key: Array, points: Points, count: int) -> Points:
     """Return at most `count` of the points, weighted so that sums over them are unbiased.
 
     Priority sampling (Duffield, Lund, Thorup): keep the points with the largest `weight / u`, u

@@ -29,6 +29,7 @@ __all__ = [
     "to_points",
     "to_problem",
     "to_python",
+    "to_whole",
     "without_padding",
 ]
 
@@ -253,6 +254,13 @@ def to_count(value: Any, name: str) -> Any:
     """Return a limit on a count as a Python int that fits in 32 bits; infinity is as good."""
     number = to_limit(value, name)
     return number if _is_traced(number) else int(min(number, 2**31 - 1))
+
+
+def to_whole(value: Any, name: str) -> int:
+    """Return a Python int of 1 or more."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be 1 or more, and a whole number, got {value!r}")
+    return int(value)
 
 
 def to_python(tree: Any) -> Any:

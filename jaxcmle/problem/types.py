@@ -70,6 +70,7 @@ class Guarantee:
         delta: the probability that a probabilistic claim fails, or None.
         scale: the scale on which the claim of `eps` holds, `"tight"` or `"paper"` as in `rescale`;
             None where costs are taken as they are.
+        reason: why there is no certificate, where one could be expected.
     """
 
     kind: Literal["certificate", "probabilistic", "deterministic", "none"] = dataclasses.field(
@@ -84,6 +85,7 @@ class Guarantee:
     scale: Literal["tight", "paper"] | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
+    reason: str = dataclasses.field(default="", metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass

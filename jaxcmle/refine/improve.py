@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 
 from jaxcmle.numerics import Moments
 from jaxcmle.problem.types import Mixture, Problem
+from jaxcmle.refine.exchange import exchanged
 from jaxcmle.refine.moves import moved
 from jaxcmle.refine.workspace import (
     Partitions,
@@ -36,7 +37,9 @@ def no_partitions(space: Workspace, m: int, k: int) -> Partitions:
     """Return a stack of m places for partitions, each worse than any."""
     (n, d), dtype = space.points.x.shape, space.points.x.dtype
     worst = jnp.full(m, jnp.inf, dtype)
-    moments = Moments(jnp.zeros((m, k), dtype), jnp.zeros((m, k, d), dtype), jnp.zeros((m, k), dtype))
+    moments = Moments(
+        jnp.zeros((m, k), dtype), jnp.zeros((m, k, d), dtype), jnp.zeros((m, k), dtype)
+    )
     rank = Rank(worst, jnp.full(m, k + 1, jnp.int32), worst)
     return Partitions(jnp.full((m, n), -1, jnp.int32), moments, rank)
 
@@ -44,24 +47,26 @@ def no_partitions(space: Workspace, m: int, k: int) -> Partitions:
 def improve(
     space: Workspace,
     mixtures: Mixture,
+    partitions: Partitions,
     problem: Problem,
     max_iter: ArrayLike,
     max_passes: ArrayLike,
 ) -> Partitions:
-    """Return partitions from a stack of mixtures.
+    """Return partitions made from a stack of mixtures, or partitions made better.
 
-    CEM goes first, until no label of any changes or for `max_iter` iterations; then batches of
-    moves, until none improves or for `max_passes`. One loop for both: its body has the moments
-    once, which makes it half as long to compile.
+    CEM goes first, from the mixtures, until no label of any changes or for `max_iter` iterations;
+    then batches of moves, until none improves or for `max_passes`. With a `max_iter` of 0 there
+    are only moves, from the partitions, which never makes them worse. One loop for both: its body
+    has the moments once, and so takes half as long to compile.
     """
-    m, k = mixtures.weights.shape
+    k = mixtures.weights.shape[1]
 
     def step(carry: _Carry) -> _Carry:
         phase, count, mixtures, old = carry
         labels = lax.cond(
             phase == CEM,
             lambda: labels_of(space, mixtures, problem),
-            lambda: moved(space, old, problem),
+            lambda: _moved(space, old, problem, jnp.asarray(max_iter) == 0),
         )
         new = partitions_of(space, labels, k, problem)
         changed = ((labels != old.labels) & (space.points.weight > 0)).any(axis=1)
@@ -78,7 +83,8 @@ def improve(
             partitions=partitions,
         )
 
-    first = _Carry(jnp.int32(CEM), jnp.int32(0), mixtures, no_partitions(space, m, k))
+    phase = jnp.where(jnp.asarray(max_iter) > 0, CEM, MOVES).astype(jnp.int32)
+    first = _Carry(phase, jnp.int32(0), mixtures, partitions)
     return lax.while_loop(lambda carry: carry.phase != DONE, step, first).partitions
 
 
@@ -93,7 +99,7 @@ def move_until_done(
 
     def step(carry: tuple[Partitions, Array, Array]) -> tuple[Partitions, Array, Array]:
         old, count, _ = carry
-        new = partitions_of(space, moved(space, old, problem), k, problem)
+        new = partitions_of(space, _moved(space, old, problem, True), k, problem)
         taken = is_better(new.rank, old.rank)
         return select_each(taken, new, old), count + 1, taken.any()
 
@@ -104,3 +110,11 @@ def move_until_done(
     first = (partitions, jnp.int32(0), jnp.array(True))
     partitions, count, going = lax.while_loop(unfinished, step, first)
     return partitions, count, ~going
+
+
+def _moved(space: Workspace, partitions: Partitions, problem: Problem, last: ArrayLike) -> Array:
+    """Return the labels after a batch of moves, or after an exchange where no move is left."""
+    labels = moved(space, partitions, problem)
+    stuck = (labels == partitions.labels).all(axis=1)
+    swapped = exchanged(space, partitions, stuck, problem, last)
+    return jnp.where(stuck[:, None], swapped, labels)

@@ -132,8 +132,9 @@ def entering_and_leaving(
     own_size, own_scatter = size[label], scatter[label]
     left = own_size - weight
     fall = own_size * weight * own_values(square, label) / jnp.where(left > 0, left, 1)
-    # The last point of a cluster takes all of the scatter with it, and rounding no more than all.
-    fall = jnp.where(left > 0, jnp.minimum(fall, own_scatter), own_scatter)
+    # The last point takes all of the scatter with it; what is left by rounding alone is nothing.
+    rounding = 4 * jnp.finfo(fall.dtype).eps * own_scatter
+    fall = jnp.where((left > 0) & (own_scatter - fall > rounding), fall, own_scatter)
     leaving = cluster_change(own_size, own_scatter, -weight, -fall, **options)
     return entering, leaving, own_scatter - fall
 

@@ -1,4 +1,4 @@
-"""New partitions from old ones: crossover, and giving up one cluster to split another."""
+"""New mixtures from old partitions: crossover, and giving one cluster up to split another."""
 
 from typing import NamedTuple
 
@@ -11,201 +11,241 @@ from jaxcmle.numerics import Moments
 from jaxcmle.problem.types import Mixture, Problem
 from jaxcmle.refine.moves import cluster_change
 from jaxcmle.refine.workspace import (
+    Partitions,
     Workspace,
     fitted,
     is_safe,
-    moments_of,
     over_tiles,
+    own_values,
+    partitions_of,
+    select_each,
     squared_distances,
 )
 
 __all__ = ["crossover", "swap"]
 
+# Every cluster is split this often, by so many iterations of CEM with two clusters inside it.
 TRIALS = 2
 ITERATIONS = 5
+# Every second trial sets a narrow cluster against the whole: its share of the variance.
+NARROW = 0.1
+# Noise in the choice of clusters to give up and to split, as shares of the least it costs to give
+# one up. One is drawn for every child.
+TEMPERATURES = (0.03, 0.1, 0.3)
 
 
-def crossover(keys: Array, mixtures: Mixture) -> Mixture:
+def crossover(key: Array, mixtures: Mixture) -> Mixture:
+    """Return a stack of children, each with clusters of two parents drawn from a stack.
+
+    A cut divides space: by the distance to a cluster of the first parent, or by a plane across
+    the way from there to a cluster of the second. The child has as many clusters of the first on
+    the near side as were drawn, and the remaining ones of the second on the far side.
+    """
     m, k, _ = mixtures.means.shape
-    draws = jax.vmap(lambda key: jax.random.uniform(key, (6,), mixtures.means.dtype))(keys)
+    draws = _uniform(jax.random.split(key, m), 6, mixtures.means.dtype)
 
-    def below(draw: Array, count: int) -> Array:
-        return jnp.minimum((draw * count).astype(jnp.int32), count - 1)
+    def child(draw: Array) -> Mixture:
+        i = _below(draw[0], m)
+        j = (i + 1 + _below(draw[1], max(m - 1, 1))) % m
+        first, second = (jax.tree.map(lambda leaf, p=p: leaf[p], mixtures) for p in (i, j))
+        origin = first.means[_below(draw[2], k)]
+        way = second.means[_below(draw[3], k)] - origin
 
-    def one(draw: Array) -> Mixture:
-        i = below(draw[0], m)
-        j = (i + 1 + below(draw[1], m - 1)) % m if m > 1 else i
-        first, second = (jax.tree.map(lambda leaf: leaf[p], mixtures) for p in (i, j))
-        origin = first.means[below(draw[2], k)]
-        way = second.means[below(draw[3], k)] - origin
-        ball = draw[4] < 0.5
-
-        def order(mixture: Mixture) -> Array:
-            away = mixture.means - origin
+        def order(means: Array) -> Array:
+            away = means - origin
             along = jnp.matmul(away, way, precision=numerics.PRECISION)
-            return jnp.argsort(jnp.where(ball, (away * away).sum(axis=1), along))
+            return jnp.argsort(jnp.where(draw[4] < 0.5, (away * away).sum(axis=1), along))
 
-        cut = 1 + below(draw[5], max(k - 1, 1))
-        orders = jax.vmap(order)(jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second))
-        from_first = jnp.arange(k) < cut
-
-        def pick(first: Array, second: Array) -> Array:
-            mask = from_first.reshape(-1, *[1] * (first.ndim - 1))
-            return jnp.where(mask, first[orders[0]], second[orders[1]])
-
-        child = jax.tree.map(pick, first, second)
+        near, far = jax.vmap(order)(jnp.stack([first.means, second.means]))
+        cut = 1 + _below(draw[5], max(k - 1, 1))
+        picked = select_each(
+            jnp.arange(k) < cut,
+            jax.tree.map(lambda leaf: leaf[near], first),
+            jax.tree.map(lambda leaf: leaf[far], second),
+        )
         return Mixture(
-            weights=child.weights / child.weights.sum(),
-            means=child.means,
-            variances=child.variances,
+            weights=picked.weights / picked.weights.sum(),
+            means=picked.means,
+            variances=picked.variances,
         )
 
-    return jax.vmap(one)(draws)
+    return jax.vmap(child)(draws)
 
 
-def removal_costs(space, mixtures, labels, problem, safe):
-    """What it costs to hand each cluster's points to their second-best cluster [m,k]."""
-    n, d = space.points.x.shape
-    k = mixtures.weights.shape[1]
+def swap(
+    key: Array, space: Workspace, partitions: Partitions, problem: Problem
+) -> tuple[Mixture, Array]:
+    """Return, for each partition, a mixture with one cluster given up and another one split.
 
-    def one(given):
+    Which ones is drawn, more likely where giving up costs little and splitting gains much; a
+    cluster that is too small always goes first. Also returns where that was possible: splits are
+    not where a half would be too small.
+    """
+    m, k = partitions.moments.size.shape
+    mixtures = fitted(space, partitions.moments, problem)
+    safe = is_safe(space, mixtures, problem)
+    halves = _split(key, space, partitions, problem, safe)
+    loss = _removal_costs(space, mixtures, partitions.labels, problem, safe)
+
+    keys = jax.random.split(jax.random.fold_in(key, TRIALS), m)
+    draws = _uniform(keys, 2 * k + 1, loss.dtype)
+    temperature = jnp.array(TEMPERATURES, loss.dtype)[_below(draws[:, 0], len(TEMPERATURES))]
+    short = partitions.moments.size < space.min_size
+    least = jnp.where(short, jnp.inf, loss).min(axis=1)
+    scale = temperature * jnp.where(jnp.isfinite(least), least, 1)
+    noise = scale[:, None] * _gumbel(draws[:, 1:])
+    loss = jnp.where(short, -jnp.finfo(loss.dtype).max / 4, loss - noise[:, :k])
+    score = loss[:, :, None] - (halves.gain + noise[:, k:])[:, None, :]
+    score = jnp.where(jnp.eye(k, dtype=bool), jnp.inf, score).reshape(m, k * k)
+    best = jnp.argmin(score, axis=1)
+    possible = jnp.isfinite(score.min(axis=1))
+    row, gone, parted = jnp.arange(m), best // k, best % k
+
+    def put(whole: Array, left: Array, right: Array) -> Array:
+        return whole.at[row, parted].set(left[row, parted]).at[row, gone].set(right[row, parted])
+
+    swapped = jax.tree.map(put, partitions.moments, halves.left, halves.right)
+    return fitted(space, select_each(possible, swapped, partitions.moments), problem), possible
+
+
+def _removal_costs(
+    space: Workspace, mixtures: Mixture, labels: Array, problem: Problem, safe: Array
+) -> Array:
+    """Return what it costs to hand a cluster's points to their second-best ones, `[m, k]`."""
+    n, k = space.points.x.shape[0], mixtures.weights.shape[1]
+
+    def one(given: tuple[Mixture, Array]) -> Array:
         mixture, labels = given
         means, slope, constant = problem.coefficients(mixture)
 
-        def one_tile(tile, label):
+        def one_tile(tile: tuple[Array, Array], label: Array) -> Array:
             square = squared_distances(space, tile, means, safe)
             costs = square * slope[:, None] + constant[:, None]
-            inside = jnp.arange(k, dtype=jnp.int32)[:, None] == label
-            own = jnp.where(inside, costs, 0).sum(axis=0)
-            return jnp.where(inside, jnp.inf, costs).min(axis=0) - own
+            elsewhere = jnp.arange(k, dtype=jnp.int32)[:, None] != label
+            return jnp.where(elsewhere, costs, jnp.inf).min(axis=0) - own_values(costs, label)
 
-        loss = over_tiles(space, one_tile, labels)
-        return jax.ops.segment_sum(loss * space.points.weight, labels, k)
+        loss = numerics.silence(space.points.weight, over_tiles(space, one_tile, labels))
+        return jax.ops.segment_sum(space.points.weight * loss, labels, k)
 
     return numerics.map_stack(one, (mixtures, labels), 4 * n * k * space.points.x.dtype.itemsize)
 
 
-class Halves(NamedTuple):
+class _Halves(NamedTuple):
+    """What splitting each cluster gains, `[m, k]`, and the moments of its halves."""
+
     gain: Array
     left: Moments
     right: Moments
 
 
-def split(key, space, labels, moments, problem, safe):
-    n, d = space.points.x.shape
+def _split(
+    key: Array, space: Workspace, partitions: Partitions, problem: Problem, safe: Array
+) -> _Halves:
+    """Split every cluster of every partition in two, by a few iterations of CEM inside it."""
+    (n, d), dtype = space.points.x.shape, space.points.x.dtype
+    labels, moments, _ = partitions
     m, k = moments.size.shape
     x, weight = space.points.x, space.points.weight
-    total = moments.size.sum(axis=1)[:, None]
-    variance = jnp.maximum(
-        moments.scatter / (d * jnp.where(moments.size > 0, moments.size, 1)), space.floor
-    )
-    bytes_each = 4 * n * max(d, k) * x.dtype.itemsize
+    total = moments.size.sum(axis=1, keepdims=True)
+    variance = fitted(space, moments, problem).variances
 
-    def pick(noise, labels):
-        top = jax.ops.segment_max(noise, labels, k)
-        chosen = jnp.where(noise == top[labels], jnp.arange(n, dtype=jnp.int32), -1)
-        return jnp.maximum(jax.ops.segment_max(chosen, labels, k), 0)
+    def own_distances(means: Array) -> tuple[Array, Array]:
+        """Return the squared distances of every point to both means of its cluster, `[m, n]`."""
 
-    def distance_to_own(given):
-        means, labels = given
+        def one(given: tuple[Array, Array]) -> tuple[Array, Array]:
+            means, labels = given
 
-        def one_tile(tile, label):
-            square = squared_distances(space, tile, means, safe)
-            return jnp.where(jnp.arange(k, dtype=jnp.int32)[:, None] == label, square, 0).sum(axis=0)
+            def one_tile(tile: tuple[Array, Array], label: Array) -> tuple[Array, Array]:
+                square = squared_distances(space, tile, means, safe)
+                return own_values(square[:k], label), own_values(square[k:], label)
 
-        return over_tiles(space, one_tile, labels)
+            return over_tiles(space, one_tile, labels)
 
-    def own_distances(means):
-        return numerics.map_stack(distance_to_own, (means, labels), bytes_each)
+        return numerics.map_stack(one, (means, labels), 8 * n * k * dtype.itemsize)
 
-    def trial(t):
-        keys = jax.random.split(jax.random.fold_in(key, t), (2, m))
-        noise = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (n,), x.dtype)))(keys)
-        # In proportion to weight, and then to weight and squared distance.
-        noise = jnp.log(-jnp.log(noise + 1e-30) + 1e-30)
-        first = x[jax.vmap(pick)(jnp.log(weight) - noise[0], labels)]
-        far = jnp.log(own_distances(first) * weight)
-        second = x[jax.vmap(pick)(far - noise[1], labels)]
+    def own(values: Array) -> Array:
+        return jnp.take_along_axis(values, labels, axis=1)
+
+    def drawn(log_mass: Array, uniform: Array) -> Array:
+        """Draw a point of every cluster, `[m, k, d]`."""
+
+        def one(noise: Array, labels: Array) -> Array:
+            largest = jax.ops.segment_max(noise, labels, k)
+            place = jnp.where(noise == largest[labels], jnp.arange(n, dtype=jnp.int32), -1)
+            return x[jnp.maximum(jax.ops.segment_max(place, labels, k), 0)]
+
+        return jax.vmap(one)(log_mass + _gumbel(uniform), labels)
+
+    def trial(t: Array) -> Partitions:
+        keys = jax.random.split(jax.random.fold_in(key, t), 2 * m)
+        uniform = _uniform(keys, n, dtype)
+        first = drawn(jnp.log(weight), uniform[:m])
+        away, _ = own_distances(jnp.concatenate([first, first], axis=1))
+        second = drawn(jnp.log(weight * away), uniform[m:])
         narrow = t % 2 == 1
-        means = jnp.stack(
-            [jnp.where(narrow, moments.mean, first), jnp.where(narrow, first, second)], axis=1
-        )
-        variances = jnp.stack([variance, variance * jnp.where(narrow, 0.1, 1.0)], axis=1)
-        halves = Mixture(weights=jnp.ones((m, 2, k), x.dtype), means=means, variances=variances)
-        halves = jax.tree.map(lambda leaf: leaf.reshape(m, 2 * k, *leaf.shape[3:]), halves)
-
-        def iterate(_, state):
-            mixtures, _ = state
-            means, slope, constant = jax.vmap(problem.coefficients)(mixtures)
-
-            def cost(which):
-                part = slice(which * k, (which + 1) * k)
-                pick_own = jax.vmap(lambda values, labels: values[labels])
-                return own_distances(means[:, part]) * pick_own(slope[:, part], labels) + pick_own(
-                    constant[:, part], labels
-                )
-
-            half = labels + k * (cost(1) < cost(0)).astype(jnp.int32)
-            moments = moments_of(space, half, 2 * k)
-            return fitted(space, moments, problem), moments
-
-        first_moments = Moments(halves.weights, halves.means, halves.variances)
-        return lax.fori_loop(0, ITERATIONS, iterate, (halves, first_moments))[1]
-
-    def step(t, best):
-        size, mean, scatter = trial(t)
-        size, scatter = size.reshape(m, 2, k), scatter.reshape(m, 2, k)
-        mean = mean.reshape(m, 2, k, d)
-        zero = jnp.zeros((), x.dtype)
-        together = cluster_change(
-            jnp.zeros_like(total), zero, moments.size, moments.scatter, total, d, problem, space.floor
-        )
-        apart = cluster_change(
-            jnp.zeros_like(size), zero, size, scatter, total[:, None], d, problem, space.floor
-        )
-        gain = together - apart.sum(axis=1)
-        allowed = (size.min(axis=1) >= space.min_size) & (scatter > space.least_spread * d * size).all(axis=1)
-        gain = jnp.where(allowed & jnp.isfinite(gain), gain, -jnp.inf)
-        left, right = (Moments(size[:, i], mean[:, i], scatter[:, i]) for i in range(2))
-        better = gain > best.gain
-        return jax.tree.map(
-            lambda a, b: jnp.where(better.reshape(better.shape + (1,) * (a.ndim - 2)), a, b),
-            Halves(gain, left, right),
-            best,
+        means = [jnp.where(narrow, moments.mean, first), jnp.where(narrow, first, second)]
+        halves = Mixture(
+            weights=jnp.full((m, 2 * k), 1 / (2 * k), dtype),
+            means=jnp.concatenate(means, axis=1),
+            variances=jnp.concatenate([variance, jnp.where(narrow, NARROW, 1) * variance], axis=1),
         )
 
-    none = Halves(jnp.full((m, k), -jnp.inf, x.dtype), moments, moments)
+        def iterate(_: Array, state: tuple[Mixture, Partitions]) -> tuple[Mixture, Partitions]:
+            means, slope, constant = jax.vmap(problem.coefficients)(state[0])
+            squares = own_distances(means)
+            left, right = (
+                square * own(slope[:, part]) + own(constant[:, part])
+                for square, part in zip(squares, (slice(k), slice(k, 2 * k)), strict=True)
+            )
+            second = right < left
+            parts = partitions_of(space, labels + k * second.astype(jnp.int32), 2 * k, problem)
+            return fitted(space, parts.moments, problem), parts
+
+        # Only the structure matters: the first iteration replaces all of it.
+        nothing = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(lambda: partitions_of(space, labels, 2 * k, problem)),
+        )
+        return lax.fori_loop(0, ITERATIONS, iterate, (halves, nothing))[1]
+
+    def part_costs(size: Array, scatter: Array, total: Array) -> Array:
+        """Return what clusters cost, as a change from clusters without points."""
+        none = jnp.zeros_like(size)
+        return cluster_change(
+            none, none, size, scatter, total=total, d=d, problem=problem, floor=space.floor
+        )
+
+    def step(t: Array, best: _Halves) -> _Halves:
+        parts = jax.tree.map(lambda leaf: leaf.reshape(m, 2, k, *leaf.shape[2:]), trial(t).moments)
+        size, scatter = parts.size, parts.scatter
+        apart = part_costs(size, scatter, total[:, None]).sum(axis=1)
+        gain = part_costs(moments.size, moments.scatter, total) - apart
+        allowed = (size >= space.min_size) & (scatter > space.least_spread * d * size)
+        gain = jnp.where(allowed.all(axis=1) & jnp.isfinite(gain), gain, -jnp.inf)
+        left, right = (jax.tree.map(lambda leaf, i=i: leaf[:, i], parts) for i in range(2))
+        better = (gain > best.gain).reshape(-1)
+        flat = [
+            jax.tree.map(lambda leaf: leaf.reshape(m * k, *leaf.shape[2:]), halves)
+            for halves in (_Halves(gain, left, right), best)
+        ]
+        chosen = select_each(better, *flat)
+        return jax.tree.map(lambda leaf: leaf.reshape(m, k, *leaf.shape[1:]), chosen)
+
+    none = _Halves(jnp.full((m, k), -jnp.inf, dtype), moments, moments)
     return lax.fori_loop(0, TRIALS, step, none)
 
 
-def swap(key, space, labels, moments, problem):
-    """Children: a cluster is given up, another is split."""
-    m, k = moments.size.shape
-    dtype = moments.size.dtype
-    mixtures = fitted(space, moments, problem)
-    safe = is_safe(space, mixtures, problem)
-    halves = split(key, space, labels, moments, problem, safe)
-    removal = removal_costs(space, mixtures, labels, problem, safe)
-    short = moments.size < space.min_size
-    keys = jax.random.split(jax.random.fold_in(key, TRIALS), m)
-    draws = jax.vmap(lambda key: jax.random.uniform(key, (2 * k + 1,), dtype))(keys)
-    heat = jnp.array([0.3, 1.0, 3.0], dtype)[(draws[:, 0] * 3).astype(jnp.int32)]
-    noise = -jnp.log(-jnp.log(draws[:, 1:] + 1e-30) + 1e-30)
-    least = jnp.where(short, jnp.inf, removal).min(axis=1)
-    scale = 0.1 * heat * jnp.where(jnp.isfinite(least), least, 1)
-    removal = jnp.where(short, -1e30, removal)
-    score = (removal - scale[:, None] * noise[:, :k])[:, :, None] - (
-        halves.gain + scale[:, None] * noise[:, k:]
-    )[:, None, :]
-    flat = jnp.where(jnp.eye(k, dtype=bool), jnp.inf, score).reshape(m, k * k)
-    best = jnp.argmin(flat, axis=1)
-    possible = jnp.isfinite(flat.min(axis=1))
-    gone, parted = best // k, best % k
-    row = jnp.arange(m)
+def _uniform(keys: Array, count: int, dtype: jnp.dtype) -> Array:
+    """Draw uniform numbers `[m, count]`, each row from a key of its own."""
+    return jax.vmap(lambda key: jax.random.uniform(key, (count,), dtype))(keys)
 
-    def put(whole, left, right):
-        new = whole.at[row, parted].set(left[row, parted]).at[row, gone].set(right[row, parted])
-        return jnp.where(possible.reshape(-1, *[1] * (whole.ndim - 1)), new, whole)
 
-    child = jax.tree.map(put, moments, halves.left, halves.right)
-    return fitted(space, child, problem), possible
+def _gumbel(uniform: Array) -> Array:
+    """Turn uniform numbers into those whose largest, added to logarithms, draws by mass."""
+    tiny = jnp.finfo(uniform.dtype).tiny
+    return -jnp.log(-jnp.log(jnp.maximum(uniform, tiny)) + tiny)
+
+
+def _below(uniform: Array, count: int) -> Array:
+    """Turn uniform numbers into whole ones from 0 to `count - 1`."""
+    return jnp.minimum((uniform * count).astype(jnp.int32), count - 1)

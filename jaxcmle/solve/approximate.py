@@ -19,11 +19,11 @@ from jaxcmle.candidates.scoring import NO_PRUNING, PRUNING, Pruning
 from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
-from jaxcmle.problem.objective import assign
 from jaxcmle.problem.pairs import MAX_POINTS
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Mixture, Problem, Solution, Status
 from jaxcmle.refine.cem import cem_all, cem_restarts
 from jaxcmle.solve.advice import too_many
+from jaxcmle.solve.padding import for_all_points
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 from jaxcmle.solve.sizes import refine_with_sizes
 from jaxcmle.solve.sources import Setting, Source, all_subsets, paper_candidates, repetitions
@@ -150,8 +150,8 @@ def approximate(
     problem = inputs.to_problem(problem)
     key = jax.random.key(0) if key is None else inputs.to_key(key)
     limit = inputs.to_limit(max_candidates, "max_candidates", positive=True)
-    n_starts = _whole(n_starts, "n_starts")
-    n_polish = _whole(n_polish, "n_polish")
+    n_starts = inputs.to_whole(n_starts, "n_starts")
+    n_polish = inputs.to_whole(n_polish, "n_polish")
     if not isinstance(prune, bool | Pruning):
         raise TypeError(f"prune must be True or False, got {prune!r}")
     pruning = prune if isinstance(prune, Pruning) else PRUNING if prune else NO_PRUNING
@@ -168,7 +168,7 @@ def approximate(
     if certificate and guarantee:
         incumbent = answers.local(jax.random.fold_in(key, 1), n_starts)
         if answers.prove(incumbent):
-            return _for_all(everything, present, answers.certified(incumbent), problem)
+            return for_all_points(everything, present, answers.certified(incumbent), problem)
         answers = _Answers(answers.tightened(incumbent), max_points)
     setting = answers.setting
 
@@ -180,7 +180,7 @@ def approximate(
     plan = planned(target)
     if guarantee and plan.tuples > limit:
         if incumbent is not None:
-            incumbent = _for_all(everything, present, incumbent, problem)
+            incumbent = for_all_points(everything, present, incumbent, problem)
         message = too_many(plan, limit, setting, algorithm, grid)
         raise TooManyCandidatesError(message, plan, incumbent)
     if not guarantee:
@@ -203,13 +203,7 @@ def approximate(
     if not finished:
         solution = dataclasses.replace(solution, status=jnp.int32(Status.INTERRUPTED))
     solution = answers.with_claim(solution, finished and guarantee)
-    return _for_all(everything, present, solution, problem)
-
-
-def _whole(value: Any, name: str) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be 1 or more, and a whole number, got {value!r}")
-    return int(value)
+    return for_all_points(everything, present, solution, problem)
 
 
 def _affordable(
@@ -431,14 +425,3 @@ def _cost_if_admissible(solution: Solution) -> float:
 
 def _float(value: Any) -> float:
     return float(value)
-
-
-def _for_all(points: Array, present: Any, solution: Solution, problem: Problem) -> Solution:
-    """Return the solution with labels for points of weight 0 as well."""
-    if present is None or len(present) == len(points):
-        return solution
-    # Under jit, where values are not checked: padding may hold anything.
-    finite = jnp.where(jnp.isfinite(points), points, 0)
-    labels = np.array(jax.jit(lambda x: assign(x, solution.mixture, problem=problem))(finite))
-    labels[present] = np.asarray(solution.labels)
-    return dataclasses.replace(solution, labels=jnp.asarray(labels))

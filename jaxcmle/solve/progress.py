@@ -14,9 +14,9 @@ class Report(NamedTuple):
     """How far a search has come.
 
     Attributes:
-        done: candidates looked at.
-        total: candidates in all.
-        rate: candidates a second.
+        done: candidates looked at, or rounds done.
+        total: candidates in all, or rounds at most.
+        rate: candidates or rounds a second.
         cost: the best cost so far, in the user's units.
     """
 
@@ -34,17 +34,21 @@ class Progress:
 
     Args:
         option: True shows a line on standard error; False nothing; None a line if standard error is
-            a terminal; a function is called with every `Report`.
+            a terminal or a notebook; a function is called with every `Report`.
+        unit: what is counted.
     """
 
-    def __init__(self, option: ProgressOption) -> None:
+    def __init__(self, option: ProgressOption, unit: str = "candidates") -> None:
         """Decide what to show."""
         if not (option is None or isinstance(option, bool) or callable(option)):
             raise TypeError(
                 f"progress must be True, False, None or a function of a report, got {option!r}"
             )
         self._function = option if callable(option) else None
-        self._shows = sys.stderr.isatty() if option is None else option is True
+        self._unit = unit
+        # What writes to a notebook is no terminal, and its kernel is always loaded.
+        interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+        self._shows = interactive if option is None else option is True
         self._begin = time.monotonic()
         self._last = -1.0
         self._width = 0
@@ -58,7 +62,7 @@ class Progress:
         if self._shows and (now - self._last > 0.2 or done >= total):
             self._last = now
             line = (
-                f"{report.done / max(report.total, 1):6.1%} of {_short(report.total)} candidates, "
+                f"{report.done / max(report.total, 1):6.1%} of {_short(report.total)} {self._unit}, "
                 f"{_short(report.rate)}/s, best cost {report.cost:.3f}"
             )
             self._width = max(self._width, len(line))

@@ -1,0 +1,385 @@
+"""The practical global search: what most people call."""
+
+import dataclasses
+import math
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from jaxcmle import numerics
+from jaxcmle.candidates.seeding import sample_points, seed
+from jaxcmle.numerics import Points
+from jaxcmle.problem import inputs
+from jaxcmle.problem.bounds import with_certificate
+from jaxcmle.problem.instance import smallest_size
+from jaxcmle.problem.objective import assign, shift_means
+from jaxcmle.problem.score import score
+from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
+from jaxcmle.refine.anneal import tempered_em
+from jaxcmle.refine.cem import cem
+from jaxcmle.refine.polish import Limits, polish, variance_limits
+from jaxcmle.refine.workspace import Partitions, Workspace, fitted
+from jaxcmle.solve.effort import Effort, EffortName, StartMethod, to_effort, to_seed_method
+from jaxcmle.solve.padding import for_all_points, padded
+from jaxcmle.solve.population import CROSS, FINISH, START, begin, evaluate, next_round, outcome
+from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
+
+__all__ = ["fit"]
+
+# Up to so many points the lower bound takes less time than the search.
+MOST_CERTIFIED = 4096
+# Iterations of CEM for a child. Where clusters of few points have a minimum size, CEM leaves good
+# partitions: then every second round has one iteration, and single-point moves do the rest.
+MAX_ITER = 60
+FEW_POINTS = 64
+# Soft EM for starts: iterations at temperature 1, or falling from there.
+SOFT = (1.0,) * 6
+FALLING = tuple(0.8**i for i in range(10))
+# After a search on a sample: iterations of CEM on all points in one go, all in all, and batches of
+# moves at the end.
+CHUNK = 10
+MOST_ITERATIONS = 200
+LAST_PASSES = 20
+# A sample may miss a part of a cluster: there, clusters may be smaller.
+SAMPLE_SLACK = 0.7
+# What counts as better, relative to the cost.
+VISIBLE = 1e-7
+
+
+def fit(
+    x: Any,
+    n_clusters: int,
+    *,
+    key: Array | None = None,
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    effort: EffortName | Effort = "default",
+    init: Any = None,
+    min_size: ArrayLike | None = None,
+    min_variance: ArrayLike | None = None,
+    time_limit: float | None = None,
+    progress: ProgressOption = None,
+) -> Solution:
+    """Return the best clustering that a global search finds, and how far from optimal it can be.
+
+    A population of solutions, from starts of several kinds, is refined by CEM and single-point
+    moves, recombined, and perturbed by giving one cluster up and splitting another, round after
+    round, until nothing better is found. No single point can change cluster to lower the cost of
+    what is returned. More points than `Effort.sample` are searched on a random sample, and the best
+    solution is then refined on all of them.
+
+    Args:
+        x: points `[n, d]`.
+        n_clusters: k.
+        key: default `jax.random.key(0)`. The same key gives the same answer.
+        problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
+        sample_weight: `[n]`, default ones.
+        effort: `"quick"`, `"default"`, `"thorough"`, or an `Effort` with numbers of your own.
+        init: something known to begin with: a `Solution`, a `Mixture`, or labels `[n]`. The answer
+            is not worse, unless it has clusters that are too small.
+        min_size: the least weight of a cluster. Default: a tenth of the average, `n / (10 k)`, and
+            2 points, or fewer only if there are not so many; without a minimum, pairs of points that
+            happen to be close make clusters of their own.
+        min_variance: floor under every variance. Default: the rounding error of the data, squared;
+            and clusters whose points all coincide, which would cost minus infinity without
+            the floor, count as worse than any other, and are returned only if nothing else is found.
+        time_limit: seconds. The round at hand is finished, so it may take somewhat longer.
+        progress: True shows a line on standard error, False nothing, None a line on terminals and
+            in notebooks; or a function of a report.
+
+    Returns:
+        A `Solution`. `CONVERGED`: no move of a single point is left that improves it. `MAX_ITER`:
+        on very many points, some may be. `INTERRUPTED`: Ctrl-C or the time limit came first, and
+        it is the best so far. `INADMISSIBLE`: no solution with clusters of `min_size` was found.
+        `n_iter` counts rounds. `guarantee` is a certificate over partitions with clusters of
+        `min_size`, or says why there is none.
+
+    Example:
+        >>> import jaxcmle as jc
+        >>> x = [[0.0], [2.0], [9.0], [11.0], [20.0], [22.0]]
+        >>> solution = jc.fit(x, 3)
+        >>> sorted(solution.mixture.means[:, 0].tolist()), solution.guarantee.kind
+        ([1.0, 10.0, 21.0], 'certificate')
+    """
+    inputs.check_on_host("fit")
+    effort = to_effort(effort, time_limit)
+    problem = inputs.to_problem(problem)
+    key = jax.random.key(0) if key is None else inputs.to_key(key)
+    watch = _Watch(Progress(progress, "rounds"), effort)
+
+    everything, weight = inputs.to_points(x, sample_weight)
+    # Points of weight 0 are padding: they take no part, and get a label at the end.
+    points, weight, present = inputs.without_padding(everything, weight)
+    k = inputs.to_n_clusters(n_clusters, len(points))
+    inputs.check_enough_points(points, weight, k)
+    limits = _limits(points, weight, k, min_size, min_variance)
+    known = _known_labels(init, everything, present, points, k, problem)
+    instance = _Instance(points, weight, k, problem, limits)
+
+    with CtrlC() as watch.ctrl_c:
+        try:
+            if len(points) <= effort.sample or k == 1:
+                solution = _fit_all(instance, effort, key, known, watch)
+            else:
+                solution = _fit_sample(instance, effort, key, known, watch)
+        finally:
+            watch.progress.close()
+    return for_all_points(everything, present, _certified(instance, solution), problem)
+
+
+class _Instance(NamedTuple):
+    """What is to be solved; no point has weight 0."""
+
+    points: Array
+    weight: Array | None
+    k: int
+    problem: Problem
+    limits: Limits
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return what public functions take."""
+        return {
+            "problem": self.problem,
+            "sample_weight": self.weight,
+            "min_size": self.limits.min_size,
+            "min_variance": self.limits.min_variance,
+        }
+
+
+class _Watch:
+    """Shows how far the search has come, and tells when to stop."""
+
+    ctrl_c: CtrlC
+
+    def __init__(self, progress: Progress, effort: Effort) -> None:
+        self.progress = progress
+        self._rounds = effort.rounds
+        self._end = time.monotonic() + (math.inf if effort.seconds is None else effort.seconds)
+
+    def stops(self) -> bool:
+        """Tell whether somebody pressed Ctrl-C, or time is up."""
+        return self.ctrl_c.pressed or time.monotonic() >= self._end
+
+    def report(self, done: int, cost: float) -> None:
+        """Show the round and the best cost so far."""
+        self.progress.update(done, self._rounds, cost)
+
+
+def _limits(
+    points: Array, weight: Array | None, k: int, min_size: Any, min_variance: Any
+) -> Limits:
+    """Return the limits on clusters, by default those that keep degenerate pairs from winning."""
+    total = len(points) if weight is None else float(weight.sum())
+    if min_size is None:
+        size = float(smallest_size(points, weight, 10.0 * k))
+        most = total / k
+        # Of whole points, a whole number for each.
+        size = min(size, math.floor(most) if size == int(size) and most >= 1 else most)
+    else:
+        size = inputs.to_limit(min_size, "min_size")
+    inputs.check_partition_exists(k, size, total)
+    floor = None if min_variance is None else inputs.to_limit(min_variance, "min_variance")
+    return Limits(size, floor)
+
+
+def _known_labels(
+    init: Any, everything: Array, present: Any, points: Array, k: int, problem: Problem
+) -> Array | None:
+    """Return the labels of the points that somebody knows already, or None."""
+    if init is None:
+        return None
+    if isinstance(init, Mixture):
+        mixture = inputs.to_mixture(init, points.shape[1], points.dtype, problem, stack=False)
+        if mixture.weights.shape[0] != k:
+            raise ValueError(f"init has {mixture.weights.shape[0]} clusters, and n_clusters is {k}")
+        return assign(points, mixture, problem=problem)
+    labels = init.labels if isinstance(init, Solution) else init
+    labels = inputs.to_labels(labels, len(everything), k)
+    return labels if present is None else labels[present]
+
+
+def _fit_all(
+    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
+) -> Solution:
+    """Search on all points."""
+    n, k, problem = len(instance.points), instance.k, instance.problem
+    search = _search(instance, effort, key, known, watch)
+    solution = search.solution(0)
+    if known is not None:
+        # Ranks within the search are rounded: what was given is looked at once more, exactly.
+        given = outcome(search.space, _lengthened(known, search.space), k, problem, 0, 0)
+        if _order(given) < _order(solution):
+            solution = dataclasses.replace(given, n_iter=solution.n_iter)
+    return dataclasses.replace(solution, labels=solution.labels[:n])
+
+
+class _Search(NamedTuple):
+    """The end of a search."""
+
+    space: Workspace
+    population: Partitions
+    problem: Problem
+    status: Status
+    rounds: int
+
+    def solution(self, i: int) -> Solution:
+        """Return one of the population."""
+        labels, k = self.population.labels[i], self.population.moments.size.shape[1]
+        return outcome(self.space, labels, k, self.problem, int(self.status), self.rounds)
+
+
+def _search(
+    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
+) -> _Search:
+    """Run rounds until nothing improves; at least one."""
+    _, _, k, problem, limits = instance
+    x, weight = padded(instance.points, instance.weight)
+    space, population = begin(x, weight, k, effort.population, limits)
+    if known is not None:
+        first = evaluate(space, _lengthened(known, space)[None], k, problem)
+        population = jax.tree.map(lambda new, old: old.at[0].set(new[0]), first, population)
+    if k == 1:
+        # Nothing to search for.
+        population = evaluate(space, jnp.zeros((1, len(x)), jnp.int32), k, problem)
+        return _Search(space, population, problem, Status.CONVERGED, 0)
+
+    start_key, round_key = jax.random.split(key)
+    groups = -(-effort.starts // effort.population)
+    best, stale, done = (math.inf,) * 3, 0, 0
+    stopped = False
+    while done < effort.rounds and stale < effort.patience and not stopped:
+        if done < groups:
+            method = effort.methods[done % len(effort.methods)]
+            own = jax.random.fold_in(start_key, done)
+            starts = _starts(own, x, weight, k, effort.population, method, problem, limits)
+        own = jax.random.fold_in(round_key, done)
+        kind = START if done < groups else CROSS
+        max_iter = 1 if len(x) <= FEW_POINTS and done % 2 else MAX_ITER
+        population = next_round(own, space, population, starts, kind, max_iter, problem)
+        done += 1
+        rank = tuple(float(value[0]) for value in population.rank)
+        visible = (*rank[:2], rank[2] + VISIBLE * abs(rank[2]))
+        stale = 0 if visible < best or done <= groups else stale + 1
+        best = min(best, rank)
+        watch.report(done, rank[2])
+        stopped = watch.stops()
+    if not stopped:
+        population = next_round(round_key, space, population, starts, FINISH, 0, problem)
+    status = Status.INTERRUPTED if stopped else Status.CONVERGED
+    return _Search(space, population, problem, status, done)
+
+
+@partial(jax.jit, static_argnames=("k", "count", "method"))
+def _starts(
+    key: Array,
+    x: Array,
+    weight: Array,
+    k: int,
+    count: int,
+    method: StartMethod,
+    problem: Problem,
+    limits: Limits,
+) -> Mixture:
+    """Return a stack of mixtures to start from."""
+    seeding = to_seed_method(method)
+    mixtures = jax.vmap(lambda key: seed(key, x, k, method=seeding, sample_weight=weight))(
+        jax.random.split(key, count)
+    )
+    if method not in ("em", "annealed"):
+        return mixtures
+    points = numerics.prepare(x, weight)
+    floor, _ = variance_limits(points, limits.min_variance)
+    temperatures = jnp.array(SOFT if method == "em" else FALLING, x.dtype)
+
+    def softly(mixture: Mixture) -> Mixture:
+        mixture = problem.constrained(shift_means(mixture, -points.shift))
+        mixture = tempered_em(points, mixture, problem, temperatures, floor)
+        return shift_means(mixture, points.shift)
+
+    return jax.vmap(softly)(mixtures)
+
+
+def _fit_sample(
+    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
+) -> Solution:
+    """Search on a sample, and refine the best that comes of it on all points."""
+    points, weight, k, problem, limits = instance
+    sample_key, search_key = jax.random.split(key)
+    size = max(effort.sample, 32 * k)
+    drawn = _sample(sample_key, points, weight, size)
+    few = _Instance(
+        points=drawn.x + drawn.shift,
+        weight=drawn.weight,
+        k=k,
+        problem=problem,
+        limits=limits._replace(min_size=SAMPLE_SLACK * float(limits.min_size)),
+    )
+    search = _search(few, effort, search_key, None, watch)
+    mixtures = fitted(search.space, search.population.moments, problem)
+    mixtures = shift_means(mixtures, search.space.points.shift)
+    costs = np.asarray(score(points, mixtures, problem=problem, sample_weight=weight))
+    short = np.asarray(search.population.rank.shortage) > 0
+    best = int(np.lexsort((np.where(np.isfinite(costs), costs, np.inf), short))[0])
+    mixture = jax.tree.map(lambda leaf: leaf[best], mixtures)
+
+    labels, status = assign(points, mixture, problem=problem), Status.MAX_ITER
+    for _ in range(MOST_ITERATIONS // CHUNK):
+        if watch.stops():
+            break
+        refined = cem(points, mixture, max_iter=CHUNK, **instance.options)
+        mixture, labels = refined.mixture, refined.labels
+        watch.report(search.rounds, float(refined.cost))
+        if int(refined.status) != Status.MAX_ITER:
+            break
+    ends = [labels] if known is None else [labels, known]
+    passes = 0 if watch.stops() else LAST_PASSES
+    options = {**instance.options, "max_passes": passes}
+    solution = min((polish(points, each, k, **options) for each in ends), key=_order)
+    status = Status(int(solution.status))
+    if status != Status.INADMISSIBLE and (watch.stops() or search.status == Status.INTERRUPTED):
+        status = Status.INTERRUPTED
+    return dataclasses.replace(solution, status=jnp.int32(status), n_iter=jnp.int32(search.rounds))
+
+
+@partial(jax.jit, static_argnames="size")
+def _sample(key: Array, x: Array, weight: Array | None, size: int) -> Points:
+    return sample_points(key, numerics.prepare(x, weight), size)
+
+
+def _lengthened(labels: Array, space: Workspace) -> Array:
+    """Return labels for the points of a workspace, which is padded."""
+    return jnp.pad(labels, (0, space.points.x.shape[0] - len(labels)))
+
+
+def _order(solution: Solution) -> tuple[bool, float]:
+    """Return what solutions are compared by."""
+    cost = float(solution.cost)
+    bad = int(solution.status) in (Status.INADMISSIBLE, Status.NONFINITE)
+    return bad, cost if math.isfinite(cost) else math.inf
+
+
+def _certified(instance: _Instance, solution: Solution) -> Solution:
+    """Return the solution with its certificate, or with the reason why it has none."""
+    points, weight, _, _, limits = instance
+    reason = ""
+    if int(solution.status) == Status.INTERRUPTED:
+        reason = "the search was interrupted"
+    elif len(points) > MOST_CERTIFIED:
+        reason = (
+            f"the lower bound looks at all pairs of points, and {len(points)} points are more than "
+            f"{MOST_CERTIFIED}"
+        )
+    if reason:
+        reason += "; with_certificate computes it all the same"
+        return dataclasses.replace(
+            solution, guarantee=Guarantee(reason=reason, min_size=limits.min_size)
+        )
+    floor = float(variance_limits(numerics.prepare(points, weight), limits.min_variance)[0])
+    return with_certificate(points, solution, **{**instance.options, "min_variance": floor})
