@@ -32,9 +32,10 @@ from jaxcmle.problem.types import (
     Solution,
     Status,
 )
-from jaxcmle.refine.anneal import anneal, free_energy
+from jaxcmle.refine.anneal import anneal
 from jaxcmle.refine.cem import cem, cem_restarts
 from jaxcmle.refine.polish import move_deltas, polish
+from jaxcmle.refine.tempered import free_energy
 from jaxcmle.solve.approximate import TooManyCandidatesError, approximate
 from jaxcmle.solve.effort import Effort
 from jaxcmle.solve.fit import fit

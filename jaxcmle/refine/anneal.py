@@ -1,14 +1,9 @@
 """Deterministic annealing: a soft assignment that hardens as the temperature falls, then CEM.
 
-At temperature 1 the free energy is the negative log-likelihood of the mixture, at 0 the cost of the
-hard assignment. Following its minimum from the one to the other avoids many of the poor minima that
-CEM alone would end in.
-
-Both ways down share their arithmetic: direct differences, on tiles of points whose bytes are
-bounded, for values and for gradients.
+Following the minimum of the free energy from the likelihood of the mixture to the cost of the hard
+assignment avoids many of the poor minima that CEM alone would end in.
 """
 
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,75 +16,23 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
-from jaxcmle.numerics import Coefficients, Moments, Points
+from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
-from jaxcmle.problem.objective import (
-    fill_empty,
-    is_valid,
-    model_inputs,
-    shift_means,
-    weighted_total,
-)
+from jaxcmle.problem.objective import is_valid, model_inputs, shift_means
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution
 from jaxcmle.refine.cem import cem, default_min_variance, is_finite
+from jaxcmle.refine.tempered import em_step, free_energy, points_energy, tempered_em  # noqa: F401
 
 if TYPE_CHECKING:
     import optax  # type: ignore[import-untyped]
 
-__all__ = ["anneal", "free_energy", "tempered_em"]
+__all__ = ["anneal"]
 
 # From the ordinary mixture to almost hard, each a fifth cooler than the one before.
 TEMPERATURES = tuple(0.8**i for i in range(14))
 # Steps at each temperature: of closed-form EM, of an optimiser.
 EM_STEPS = 5
 OPTIMIZER_STEPS = 50
-# Costs that lie this many temperatures above the cheapest have no share, in float64 either.
-FARTHEST = 1000.0
-
-
-def free_energy(
-    x: Any,
-    mixture: Mixture,
-    temperature: ArrayLike,
-    *,
-    problem: Problem = CMLE(),
-    sample_weight: Any = None,
-) -> Array:
-    r"""Return the tempered free energy of the model.
-
-    $F_\tau(\theta) = -\tau \sum_x a_x \ln \sum_k \exp(-\ell_x(\theta_k) / \tau)$. At $\tau = 1$
-    this is the negative log-likelihood of the mixture (for `WKM` and `UCMLE` up to the constants
-    that their costs leave out); as $\tau \to 0$ it rises to `cost(x, mixture)`.
-
-    Differentiable in `x`, in the mixture, in the temperature and in the weights. A cluster of
-    weight 0 has no share, and a gradient of 0. Memory is bounded for the value and the gradient:
-    no `[n, k]` array is made.
-
-    Args:
-        x: points `[n, d]`.
-        mixture: the model.
-        temperature: $\tau$, positive and finite. Under `jit`, any other value gives NaN.
-        problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
-        sample_weight: $a_x$, `[n]`; a point of weight 0 changes nothing. Default: ones.
-
-    Returns:
-        A scalar, in nats.
-
-    Example:
-        >>> import jaxcmle as jc
-        >>> from jaxcmle.refine.anneal import free_energy
-        >>> mixture = jc.Mixture(weights=[0.5, 0.5], means=[[0.0], [2.0]], variances=[1.0, 1.0])
-        >>> x = [[0.0], [2.0]]
-        >>> [round(float(free_energy(x, mixture, tau)), 3) for tau in (1.0, 0.5, 0.01)]
-        [2.97, 3.206, 3.224]
-        >>> print(round(float(jc.cost(x, mixture)), 3))
-        3.224
-    """
-    problem, points, weight, mixture = model_inputs(x, mixture, sample_weight, problem)
-    temperature = inputs.to_limit(temperature, "temperature", positive=True)
-    if not isinstance(temperature, Tracer) and temperature == np.inf:
-        raise ValueError("temperature must be finite, got inf")
-    return _free_energy(points, weight, mixture, problem, temperature)
 
 
 def anneal(
@@ -139,19 +82,17 @@ def anneal(
         The `Solution` of `cem` on all points; `n_iter` counts the iterations of `cem` only.
 
     Example:
-        >>> import jax, optax, jaxcmle as jc
-        >>> from jaxcmle.refine.anneal import anneal
+        >>> import optax, jaxcmle as jc
         >>> x = [[0.0], [2.0], [9.0], [11.0]]
         >>> start = jc.Mixture(weights=[0.5, 0.5], means=[[0.0], [9.0]], variances=[9.0, 9.0])
-        >>> print(anneal(x, start).mixture.means.tolist())
+        >>> print(jc.anneal(x, start).mixture.means.tolist())
         [[1.0], [10.0]]
-        >>> print(anneal(x, start, optimizer=optax.adam(0.05)).mixture.means.tolist())
+        >>> print(jc.anneal(x, start, optimizer=optax.adam(0.05)).mixture.means.tolist())
         [[1.0], [10.0]]
     """
     problem, points, weight, start = model_inputs(x, start, sample_weight, problem)
     inputs.check_enough_points(points, weight, start.weights.shape[0])
-    if steps is None:
-        steps = EM_STEPS if optimizer is None else OPTIMIZER_STEPS
+    _check_optimizer(optimizer)
     annealed = _anneal(
         jax.random.key(0) if key is None else inputs.to_key(key),
         points,
@@ -159,9 +100,9 @@ def anneal(
         start,
         problem,
         _to_temperatures(temperatures, points.dtype),
-        _to_steps(steps),
+        _to_steps(steps, optimizer),
         None if min_variance is None else inputs.to_limit(min_variance, "min_variance"),
-        optimizer=_to_optimizer(optimizer),
+        optimizer=optimizer,
         batch_size=_to_batch_size(batch_size, optimizer),
     )
     return cem(
@@ -175,33 +116,6 @@ def anneal(
     )
 
 
-def tempered_em(
-    points: Points, mixture: Mixture, problem: Problem, temperatures: Array, floor: ArrayLike
-) -> Mixture:
-    """Return the mixture after one iteration of EM at each temperature in turn.
-
-    Everything is in the shifted coordinates of the points. To be mapped over a stack of mixtures
-    with `jax.vmap`. A cluster that loses every point is filled as in `cem`; an iteration whose
-    result is not finite is not taken.
-
-    Args:
-        points: as from `prepare`.
-        mixture: the model to start from.
-        problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
-        temperatures: `[t]`, in the dtype of the points.
-        floor: the least variance.
-    """
-    step = _em_step(points, mixture.weights.shape[0], problem, floor)
-    return lax.scan(lambda mixture, now: (step(mixture, now), None), mixture, temperatures)[0]
-
-
-class _Tiles(NamedTuple):
-    """Points as columns `[t, d, p]`, their weights `[t, p]`; p is a multiple of the block."""
-
-    columns: Array
-    weight: Array
-
-
 class _Parameters(NamedTuple):
     """A mixture without constraints: any finite numbers are one."""
 
@@ -211,142 +125,16 @@ class _Parameters(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """How parameters become a mixture, and the bounds they are kept in."""
+    """How parameters become a mixture, and the lower and upper bounds they are kept in."""
 
     centre: Array
     scale: Array
-    lowest: _Parameters
-    highest: _Parameters
+    means: tuple[Array, Array]
+    log_variances: tuple[Array, Array]
 
 
-class _Carry(NamedTuple):
-    parameters: _Parameters
-    state: Any
-
-
-@jax.jit
-def _free_energy(
-    x: Array, weight: Array | None, mixture: Mixture, problem: Problem, temperature: ArrayLike
-) -> Array:
-    points = numerics.prepare(x, weight)
-    temperature = jnp.asarray(temperature, x.dtype)
-    total = _energy(points, shift_means(mixture, -points.shift), problem, temperature)
-    valid = is_valid(mixture, problem) & (temperature > 0) & (temperature < jnp.inf)
-    return jnp.where(valid, total, jnp.nan)
-
-
-def _energy(points: Points, mixture: Mixture, problem: Problem, temperature: Array) -> Array:
-    """Return the free energy of a mixture in the coordinates of the points."""
-    n, (k, d) = points.x.shape[0], mixture.means.shape
-    tiles = _tiles(points, k)
-    coefficients = problem.coefficients(mixture)
-
-    def block_energies(columns: Array, coefficients: Coefficients) -> Array:
-        means, slope, constant = coefficients
-        costs = _squared_distances(columns, means) * slope[:, None] + constant[:, None]
-        least, shares = _shares(costs, temperature)
-        whole = shares.sum(axis=0)
-        return least - temperature * jnp.log(jnp.where(whole > 0, whole, 1))
-
-    # Without the checkpoint a gradient would keep several [k, p] arrays of every tile.
-    @jax.checkpoint
-    def tile_energies(columns: Array) -> Array:
-        length = min(columns.shape[1], numerics.BLOCK)
-        blocks = columns.reshape(d, -1, length)
-        # A copy of the model for every block, so that gradients are sums in blocks, too.
-        copies = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (blocks.shape[1], *leaf.shape)), coefficients
-        )
-        return jax.vmap(block_energies, in_axes=(1, 0))(blocks, copies)
-
-    energies = _map_tiles(tile_energies, tiles.columns).reshape(-1)[:n]
-    return weighted_total(points, energies)
-
-
-def _em_step(
-    points: Points, k: int, problem: Problem, floor: ArrayLike
-) -> Callable[[Mixture, Array], Mixture]:
-    """Return a function that does one iteration of EM at a temperature."""
-    tiles = _tiles(points, k)
-    weighted = tiles.weight[:, None] * tiles.columns
-    rows = jnp.concatenate([weighted, tiles.weight[:, None]], axis=1)
-    whole = numerics.whole_moments(points)
-    limits = jnp.finfo(points.x.dtype)
-
-    def step(mixture: Mixture, temperature: Array) -> Mixture:
-        means, slope, constant = problem.coefficients(mixture)
-
-        def tile_sums(tile: tuple[Array, Array]) -> tuple[Array, Array]:
-            columns, rows = tile
-            square = numerics.squared_distances(columns, means)
-            _, shares = _shares(square * slope[:, None] + constant[:, None], temperature)
-            shares = shares * (1 / shares.sum(axis=0))
-            sums = jnp.matmul(shares, rows.T, precision=numerics.PRECISION)
-            return sums, jnp.matmul(shares * square, rows[-1], precision=numerics.PRECISION)
-
-        sums, square = jax.tree.map(
-            numerics.blocked_sum, _map_tiles(tile_sums, (tiles.columns, rows))
-        )
-        # Of less weight than this, the mean of a cluster is a quotient of roundings.
-        size = jnp.where(sums[:, -1] > whole.size * (limits.tiny / limits.eps), sums[:, -1], 0)
-        mean = sums[:, :-1] / jnp.where(size > 0, size, 1)[:, None]
-        drift = mean - means
-        # Far from the old mean the difference cancels: better its rounding error than nothing.
-        scatter = jnp.maximum(square - size * (drift * drift).sum(axis=1), limits.eps * square)
-        moments = fill_empty(Moments(size, mean, scatter), whole)
-        new = problem.mixture(moments, floor)
-        taken = is_finite(new)
-        return jax.tree.map(lambda after, before: jnp.where(taken, after, before), new, mixture)
-
-    return step
-
-
-def _shares(costs: Array, temperature: Array) -> tuple[Array, Array]:
-    """Return the least of the costs `[k, p]`, and `exp((least - cost) / temperature)`.
-
-    Costs that are infinite, or too far from the least, have a share and a gradient of 0.
-    """
-    least = lax.stop_gradient(numerics.smallest(costs)[0])
-    above = costs - least
-    near = above < FARTHEST * temperature
-    return least, jnp.where(near, jnp.exp(jnp.where(near, above, 0) * (-1 / temperature)), 0)
-
-
-def _squared_distances(columns: Array, means: Array) -> Array:
-    """Return the squared distances `[k, p]`, whose gradient never holds a `[d, k, p]` array."""
-    if numerics.is_small(*means.shape):
-        return numerics.squared_distances(columns, means)
-
-    @jax.checkpoint
-    def add_feature(total: Array, feature: tuple[Array, Array]) -> tuple[Array, None]:
-        difference = feature[0] - feature[1][:, None]
-        return total + difference * difference, None
-
-    start = jnp.zeros((means.shape[0], columns.shape[1]), columns.dtype)
-    return lax.scan(add_feature, start, (columns, means.T))[0]
-
-
-def _tiles(points: Points, k: int) -> _Tiles:
-    """Return the points in tiles: the few `[k, p]` arrays of one fit in `tile_bytes` together."""
-    n, d = points.x.shape
-    block = min(n, numerics.BLOCK)
-    blocks = -(-n // block)
-    # Squared distances, costs and shares live side by side.
-    most = max(1, numerics.tile_bytes() // (4 * points.x.dtype.itemsize * block * max(k, d)))
-    count = -(-blocks // most)
-    length = -(-blocks // count) * block
-    x = jnp.pad(points.x, ((0, count * length - n), (0, 0)))
-    weight = jnp.pad(points.weight, (0, count * length - n))
-    columns = x.reshape(count, length, d).transpose(0, 2, 1)
-    return _Tiles(columns, weight.reshape(count, length))
-
-
-def _map_tiles(function: Callable[[Any], Any], tiles: Any) -> Any:
-    """Apply a function to every tile; one alone needs no loop."""
-    if jax.tree.leaves(tiles)[0].shape[0] > 1:
-        return lax.map(function, tiles)
-    result = function(jax.tree.map(lambda leaf: leaf[0], tiles))
-    return jax.tree.map(lambda leaf: leaf[None], result)
+# The parameters, and the state of the optimiser.
+_Carry = tuple[_Parameters, Any]
 
 
 @partial(jax.jit, static_argnames=("optimizer", "batch_size"))
@@ -374,20 +162,20 @@ def _anneal(
     steps = jnp.asarray(steps, jnp.int32)
     count = steps * temperatures.shape[0]
     if optimizer is None:
-        em_step = _em_step(points, start.weights.shape[0], problem, floor)
+        improve = em_step(points, start.weights.shape[0], problem, floor)
         mixture = lax.fori_loop(
-            0, count, lambda i, mixture: em_step(mixture, temperatures[i // steps]), mixture
+            0, count, lambda i, mixture: improve(mixture, temperatures[i // steps]), mixture
         )
     else:
-        frame = _frame(points, mixture, floor)
+        frame = _frame(points, floor)
         step, carry = _optimizer_step(points, mixture, frame, problem, optimizer, batch_size)
-        carry = lax.fori_loop(
+        parameters, _ = lax.fori_loop(
             0,
             count,
             lambda i, carry: step(carry, temperatures[i // steps], jax.random.fold_in(key, i)),
             carry,
         )
-        mixture = problem.constrained(_to_mixture(carry.parameters, frame))
+        mixture = problem.constrained(_to_mixture(parameters, frame))
     # As in cem: a start with NaN in it must not come out as something that looks like an answer.
     valid = is_valid(start, problem)
     annealed = shift_means(mixture, points.shift)
@@ -409,41 +197,42 @@ def _optimizer_step(
     # Line searches want to evaluate the objective; other optimisers then ignore it.
     optimizer = optax.with_extra_args_support(optimizer)
     n = points.x.shape[0]
-    total = numerics.blocked_sum(points.weight)
+    whole = numerics.blocked_sum(points.weight)
 
     def step(carry: _Carry, temperature: Array, key: Array) -> _Carry:
-        batch, share = points, jnp.ones((), total.dtype)
+        batch, total = points, whole
         if batch_size is not None:
             chosen = jax.random.randint(key, (batch_size,), 0, n)
             batch = Points(points.x[chosen], points.weight[chosen], points.shift)
-            share = jnp.asarray(batch_size / n, total.dtype)
+            total = whole * (batch_size / n)
 
         def objective(parameters: _Parameters) -> Array:
-            energy = _energy(batch, _to_mixture(parameters, frame), problem, temperature)
-            return energy / (share * total)
+            mixture = _to_mixture(parameters, frame)
+            return points_energy(batch, mixture, problem, temperature) / total
 
-        value, gradient = jax.value_and_grad(objective)(carry.parameters)
+        parameters, state = carry
+        value, gradient = jax.value_and_grad(objective)(parameters)
         extra = {"value": value, "grad": gradient, "value_fn": objective}
         # optax itself does not work where promotion is strict.
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = optimizer.update(gradient, carry.state, carry.parameters, **extra)
-        parameters = jax.tree.map(
-            lambda leaf, update, low, high: jnp.clip(leaf + update.astype(leaf.dtype), low, high),
-            carry.parameters,
-            updates,
-            frame.lowest,
-            frame.highest,
+            updates, state = optimizer.update(gradient, state, parameters, **extra)
+            moved = optax.apply_updates(parameters, updates)
+        parameters = _Parameters(
+            jnp.clip(moved.means, *frame.means),
+            jnp.clip(moved.log_variances, *frame.log_variances),
+            moved.logits,
         )
-        new = _Carry(parameters, state)
-        taken = jnp.stack([jnp.isfinite(leaf).all() for leaf in parameters]).all()
-        return jax.tree.map(lambda after, before: jnp.where(taken, after, before), new, carry)
+        taken = is_finite(_to_mixture(parameters, frame))
+        return jax.tree.map(
+            lambda after, before: jnp.where(taken, after, before), (parameters, state), carry
+        )
 
     parameters = _to_parameters(mixture, frame)
     with jax.numpy_dtype_promotion("standard"):
-        return step, _Carry(parameters, optimizer.init(parameters))
+        return step, (parameters, optimizer.init(parameters))
 
 
-def _frame(points: Points, mixture: Mixture, floor: Array) -> _Frame:
+def _frame(points: Points, floor: Array) -> _Frame:
     """Return the frame in which the data has mean 0 and an overall standard deviation of 1."""
     size, mean, scatter = (leaf[0] for leaf in numerics.whole_moments(points))
     spread = scatter / (size * points.x.shape[1])
@@ -453,14 +242,7 @@ def _frame(points: Points, mixture: Mixture, floor: Array) -> _Frame:
     high = (jnp.max(points.x, axis=0, where=present, initial=-jnp.inf) - mean) / scale
     narrowest = jnp.log(floor) - 2 * jnp.log(scale)
     widest = jnp.maximum(jnp.log(((high - low) ** 2).sum()), narrowest)
-    # Of logits only differences matter, and beyond these a weight is 0 or 1 anyway.
-    steepest = jnp.asarray(FARTHEST, scale.dtype)
-    return _Frame(
-        mean,
-        scale,
-        _Parameters(low, narrowest, -steepest),
-        _Parameters(high, widest, steepest),
-    )
+    return _Frame(mean, scale, (low, high), (narrowest, widest))
 
 
 def _to_parameters(mixture: Mixture, frame: _Frame) -> _Parameters:
@@ -486,50 +268,33 @@ def _to_temperatures(temperatures: Any, dtype: Any) -> Array:
     try:
         array = jnp.asarray(temperatures) if traced else np.asarray(temperatures, np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"temperatures must be a 1-D array of numbers, got {temperatures!r}"
-        ) from error
+        raise TypeError(f"temperatures must be numbers, got {temperatures!r}") from error
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(
-            f"temperatures must be 1-D with at least one, got shape {array.shape}; for a single "
-            "one pass [temperature]"
-        )
+        raise ValueError(f"temperatures must be 1-D, as [1.0, 0.5], got shape {array.shape}")
     if isinstance(array, np.ndarray) and not (np.isfinite(array) & (array > 0)).all():
         raise ValueError(f"temperatures must be positive and finite, got {temperatures!r}")
     return jnp.asarray(array, dtype)
 
 
-def _to_steps(steps: Any) -> Any:
+def _to_steps(steps: Any, optimizer: Any) -> Any:
+    if steps is None:
+        return EM_STEPS if optimizer is None else OPTIMIZER_STEPS
     count = inputs.to_count(steps, "steps")
     if not isinstance(count, Tracer) and count < 1:
         raise ValueError(f"steps must be 1 or more, got {steps!r}")
     return count
 
 
-def _to_optimizer(optimizer: Any) -> Any:
-    usable = callable(getattr(optimizer, "init", None)) and callable(
-        getattr(optimizer, "update", None)
-    )
+def _check_optimizer(optimizer: Any) -> None:
+    usable = hasattr(optimizer, "init") and hasattr(optimizer, "update")
     if optimizer is not None and not usable:
         raise TypeError(
             "optimizer must be an optax optimiser, such as optax.adam(0.05), with init and update, "
             f"got {optimizer!r}"
         )
-    return optimizer
 
 
 def _to_batch_size(batch_size: Any, optimizer: Any) -> int | None:
-    if batch_size is None:
-        return None
-    try:
-        size = operator.index(batch_size)
-    except TypeError as error:
-        raise TypeError(f"batch_size must be a Python int, got {batch_size!r}") from error
-    if size < 1:
-        raise ValueError(f"batch_size must be 1 or more, got {size}")
-    if optimizer is None:
-        raise ValueError(
-            "batch_size needs an optimizer, such as optax.adam(0.05): EM in closed form uses all "
-            "points"
-        )
-    return size
+    if batch_size is not None and optimizer is None:
+        raise ValueError("batch_size needs an optimizer, such as optax.adam(0.05)")
+    return None if batch_size is None else inputs.to_whole(batch_size, "batch_size")

@@ -1,7 +1,8 @@
-"""Exchanges of two points, for clusters that cannot spare one.
+"""Moves of two points at once, for clusters that cannot spare one.
 
-Where a cluster is as small as it may be, no single point can leave it. Two points that change places
-can: without that, a search among small clusters is stuck almost anywhere.
+Where a cluster is as small as it may be, no single point can leave it. A point can if another one
+takes its place: the two change places, or the one goes on to a third cluster. Without that, a
+search among small clusters is stuck almost anywhere.
 """
 
 import jax.numpy as jnp
@@ -11,8 +12,8 @@ from jax.typing import ArrayLike
 from jaxcmle import numerics
 from jaxcmle.numerics import Moments
 from jaxcmle.problem.types import Problem
-from jaxcmle.refine.moves import ROUNDINGS, cluster_change
-from jaxcmle.refine.workspace import Partitions, Workspace
+from jaxcmle.refine.moves import ROUNDINGS, cluster_change, entering_and_leaving
+from jaxcmle.refine.workspace import Partitions, Workspace, is_flawed
 
 __all__ = ["exchanged"]
 
@@ -25,7 +26,7 @@ FEW_POINTS = 64
 def exchanged(
     space: Workspace, partitions: Partitions, stuck: Array, problem: Problem, last: ArrayLike
 ) -> Array:
-    """Return the labels `[m, n]` of a stack of partitions after the best exchange in each.
+    """Return the labels `[m, n]` of a stack of partitions after the best such move in each.
 
     Only where the partition is `stuck` `[m]` and has a cluster that cannot spare a point. If this
     is not the `last` attempt to improve it, only for few points.
@@ -38,7 +39,7 @@ def exchanged(
 
     def exchange() -> Array:
         labels = numerics.map_stack(
-            lambda each: _exchange(space, *each, problem),
+            lambda each: _exchange(space, each[0], each[1], problem),
             (partitions.labels, partitions.moments),
             8 * n * n * space.points.x.dtype.itemsize,
         )
@@ -50,10 +51,13 @@ def exchanged(
 def _exchange(space: Workspace, labels: Array, moments: Moments, problem: Problem) -> Array:
     n, d = space.points.x.shape
     size, mean, scatter = moments
+    k = len(size)
     x, weight = space.points.x, space.points.weight
     out, into = weight[:, None], weight[None, :]
+    square = numerics.squared_distances(x.T, mean)
+
     # Entry (x, y): what happens to the cluster of x when y takes the place of x.
-    to_own = numerics.squared_distances(x.T, mean)[labels]
+    to_own = square[labels]
     away = x - mean[labels]
     product = jnp.matmul(away, x.T, precision=numerics.PRECISION)
     product = product - (away * mean[labels]).sum(axis=1)[:, None]
@@ -64,7 +68,7 @@ def _exchange(space: Workspace, labels: Array, moments: Moments, problem: Proble
     drift = into * into * to_own + out * out * own - 2 * into * out * product
     rise = into * to_own - out * own - drift / jnp.where(new > 0, new, 1)
     rise = jnp.maximum(rise, -own_scatter)
-    half = cluster_change(
+    replaced = cluster_change(
         own_size,
         own_scatter,
         added,
@@ -74,13 +78,36 @@ def _exchange(space: Workspace, labels: Array, moments: Moments, problem: Proble
         problem=problem,
         floor=space.floor,
     )
-    spread = own_scatter + rise > space.least_spread * d * new
-    flawed = own_scatter <= space.least_spread * d * own_size
-    allowed = (new >= space.min_size) & (spread | flawed) & (out > 0) & (into > 0)
-    allowed = allowed & allowed.T & (labels[:, None] != labels[None, :])
-    rounding = ROUNDINGS * jnp.finfo(half.dtype).eps * (jnp.abs(half) + jnp.abs(half.T))
-    change = jnp.where(allowed & (half + half.T < -rounding), half + half.T, jnp.inf)
-    best = jnp.argmin(change)
-    i, j = best // n, best % n
-    after = labels.at[i].set(labels[j]).at[j].set(labels[i])
-    return jnp.where(jnp.isfinite(change.min()), after, labels)
+    flawed = is_flawed(space, size, scatter)[labels]
+    sound = ~is_flawed(space, new, own_scatter + rise) | flawed[:, None]
+    allowed = (new >= space.min_size) & sound & (out > 0) & (into > 0)
+    allowed &= labels[:, None] != labels[None, :]
+
+    # Either x goes where y was, or to the best cluster that is neither's.
+    entering, leaving, rest = entering_and_leaving(
+        moments, square, labels, weight, problem=problem, floor=space.floor
+    )
+    cluster = jnp.arange(k, dtype=jnp.int32)[:, None]
+    elsewhere = jnp.where(cluster != labels, entering, jnp.inf)
+    best, first = numerics.smallest(elsewhere)
+    second_best, second = numerics.smallest(jnp.where(cluster == first, jnp.inf, elsewhere))
+    taken = first[:, None] == labels[None, :]
+    goes_to = jnp.where(taken, second[:, None], first[:, None])
+    left = size[labels] - weight
+    spared = (left >= space.min_size) & (~is_flawed(space, left, rest) | flawed)
+    changes = jnp.stack(
+        [
+            jnp.where(allowed & allowed.T, replaced + replaced.T, jnp.inf),
+            jnp.where(
+                allowed & spared[None, :],
+                replaced + leaving[None, :] + jnp.where(taken, second_best[:, None], best[:, None]),
+                jnp.inf,
+            ),
+        ]
+    )
+    rounding = ROUNDINGS * jnp.finfo(replaced.dtype).eps * jnp.abs(replaced)
+    changes = jnp.where(changes < -rounding, changes, jnp.inf)
+    choice = jnp.argmin(changes)
+    chain, i, j = choice // (n * n), choice // n % n, choice % n
+    after = labels.at[i].set(jnp.where(chain == 1, goes_to[i, j], labels[j])).at[j].set(labels[i])
+    return jnp.where(jnp.isfinite(changes.min()), after, labels)

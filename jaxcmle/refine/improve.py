@@ -28,7 +28,7 @@ CEM, MOVES, DONE = 0, 1, 2
 
 class _Carry(NamedTuple):
     phase: Array
-    count: Array
+    step: Array
     mixtures: Mixture
     partitions: Partitions
 
@@ -62,7 +62,7 @@ def improve(
     k = mixtures.weights.shape[1]
 
     def step(carry: _Carry) -> _Carry:
-        phase, count, mixtures, old = carry
+        phase, steps, mixtures, old = carry
         labels = lax.cond(
             phase == CEM,
             lambda: labels_of(space, mixtures, problem),
@@ -72,13 +72,13 @@ def improve(
         changed = ((labels != old.labels) & (space.points.weight > 0)).any(axis=1)
         taken = changed & ((phase == CEM) | is_better(new.rank, old.rank))
         partitions = select_each(taken, new, old)
-        count = count + 1
+        steps = steps + 1
         limit = jnp.where(phase == CEM, max_iter, max_passes)
-        over = ~taken.any() | (count >= limit)
+        over = ~taken.any() | (steps >= limit)
         following = jnp.where((phase == CEM) & (jnp.asarray(max_passes) > 0), MOVES, DONE)
         return _Carry(
             phase=jnp.where(over, following, phase).astype(jnp.int32),
-            count=jnp.where(over, 0, count),
+            step=jnp.where(over, 0, steps),
             mixtures=fitted(space, partitions.moments, problem),
             partitions=partitions,
         )

@@ -24,6 +24,7 @@ from jaxcmle.refine.workspace import (
     Partitions,
     Workspace,
     fitted,
+    is_flawed,
     is_safe,
     over_tiles,
     own_values,
@@ -150,7 +151,7 @@ def moved(space: Workspace, partitions: Partitions, problem: Problem) -> Array:
     n, k = space.points.x.shape[0], partitions.moments.size.shape[1]
     safe = is_safe(space, fitted(space, partitions.moments, problem), problem)
     return numerics.map_stack(
-        lambda each: _move_batch(space, *each, problem, safe),
+        lambda each: _move_batch(space, each[0], each[1], problem, safe),
         (partitions.labels, partitions.moments),
         4 * n * k * space.points.x.dtype.itemsize,
     )
@@ -164,9 +165,8 @@ def _best_moves(
     The change is infinite where no move is allowed, or none improves.
     """
     size, mean, scatter = moments
-    d = mean.shape[1]
     short = size < space.min_size
-    flawed = scatter <= space.least_spread * d * size
+    flawed = is_flawed(space, size, scatter)
 
     def one_tile(tile: Any, label: Array, weight: Array) -> tuple[Array, Array]:
         square = squared_distances(space, tile, mean, safe)
@@ -177,8 +177,8 @@ def _best_moves(
         open_to = elsewhere & (short[:, None] | ~short.any())
         best, target = numerics.smallest(jnp.where(open_to, entering, jnp.inf))
         left = size[label] - weight
-        spread = (rest > space.least_spread * d * left) | flawed[label]
-        allowed = (weight > 0) & (left >= space.min_size) & spread
+        sound = ~is_flawed(space, left, rest) | flawed[label]
+        allowed = (weight > 0) & (left >= space.min_size) & sound
         change = best + leaving
         rounding = ROUNDINGS * jnp.finfo(change.dtype).eps * (jnp.abs(best) + jnp.abs(leaving))
         return jnp.where(allowed & ((change < -rounding) | short.any()), change, jnp.inf), target
@@ -222,8 +222,8 @@ def _move_batch(
 
     # The least shortage first, then the fewest flaws, then the cost.
     shortage = jnp.maximum(space.min_size - new, 0).sum(axis=1)
-    flaws = (scatter + rise <= space.least_spread * d * new).sum(axis=1)
+    flaws = is_flawed(space, new, scatter + rise).sum(axis=1)
     best = (shortage <= shortage.min()) & jnp.isfinite(changes)
     best &= flaws <= jnp.where(best, flaws, k + 1).min()
-    choice = jnp.argmin(jnp.where(best, changes, jnp.inf))
+    choice = jnp.argmin(jnp.where(best, changes, jnp.inf)).astype(jnp.int32)
     return labels.at[index].set(jnp.where(improving & (step <= choice), target, source))

@@ -36,8 +36,8 @@ NO_SPREAD = 16
 class Limits(NamedTuple):
     """What is demanded of clusters. `min_variance` None: some spread, if it can be had."""
 
-    min_size: ArrayLike
-    min_variance: ArrayLike | None
+    min_size: Any
+    min_variance: Any
 
 
 def move_deltas(
@@ -109,7 +109,7 @@ def polish(
         sample_weight: `[n]`, default ones.
         min_size: the least weight of a cluster.
         min_variance: floor under every variance. Default: the rounding error of the data, squared,
-            and no move may leave a cluster without spread.
+            and no move may leave a cluster of a few points without spread.
         max_passes: how many batches of moves to make, at most.
 
     Returns:
@@ -136,20 +136,23 @@ def polish(
     return _polish(points, weight, labels, k, problem, limits, most)
 
 
-def variance_limits(points: Points, min_variance: ArrayLike | None) -> tuple[Array, Array]:
+def variance_limits(
+    points: Points, min_variance: ArrayLike | None, problem: Problem
+) -> tuple[Array, Array]:
     """Return the floor under variances, and the variance up to which a cluster has no spread."""
     dtype = points.x.dtype
     if min_variance is None:
         floor = default_min_variance(points)
-        return floor, NO_SPREAD * floor
+        # WKM has one variance for all: there, clusters without spread are as good as any.
+        return floor, -floor if isinstance(problem, WKM) else NO_SPREAD * floor
     floor = jnp.maximum(jnp.asarray(min_variance, dtype), 4 * jnp.finfo(dtype).tiny)
-    # With a floor that somebody chose, clusters under it are as good as any: none is so narrow.
-    return floor, jnp.full((), -1, dtype)
+    # Likewise under a floor that somebody chose.
+    return floor, -floor
 
 
-def ready(points: Points, k: int, limits: Limits) -> Workspace:
+def ready(points: Points, k: int, limits: Limits, problem: Problem) -> Workspace:
     """Return the workspace of points with these limits."""
-    floor, least_spread = variance_limits(points, limits.min_variance)
+    floor, least_spread = variance_limits(points, limits.min_variance, problem)
     return make_workspace(points, k, floor, least_spread, limits.min_size)
 
 
@@ -209,7 +212,7 @@ def _polish(
     limits: Limits,
     max_passes: ArrayLike,
 ) -> Solution:
-    space = ready(numerics.prepare(x, weight), k, limits)
+    space = ready(numerics.prepare(x, weight), k, limits, problem)
     start = partitions_of(space, labels[None], k, problem)
     end, passes, done = move_until_done(space, start, problem, max_passes)
     status = jnp.where(done, Status.CONVERGED, Status.MAX_ITER)
@@ -242,8 +245,9 @@ def _move_deltas(
             moments, square, label, weight, problem=problem, floor=floor
         )
         # Without a floor, a cluster that loses its spread costs minus infinity.
-        free = (rest <= 0) & (moments.size[label] > weight) & (floor <= lowest)
-        leaving = jnp.where(free & ~isinstance(problem, WKM), -jnp.inf, leaving)
+        if not isinstance(problem, WKM):
+            free = (rest <= 0) & (moments.size[label] > weight) & (floor <= lowest)
+            leaving = jnp.where(free, -jnp.inf, leaving)
         elsewhere = jnp.arange(k, dtype=jnp.int32)[:, None] != label
         return jnp.where(elsewhere & (weight > 0), entering + leaving, 0).T
 

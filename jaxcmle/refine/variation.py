@@ -14,6 +14,7 @@ from jaxcmle.refine.workspace import (
     Partitions,
     Workspace,
     fitted,
+    is_flawed,
     is_safe,
     over_tiles,
     own_values,
@@ -220,7 +221,7 @@ def _split(
         size, scatter = parts.size, parts.scatter
         apart = part_costs(size, scatter, total[:, None]).sum(axis=1)
         gain = part_costs(moments.size, moments.scatter, total) - apart
-        allowed = (size >= space.min_size) & (scatter > space.least_spread * d * size)
+        allowed = (size >= space.min_size) & ~is_flawed(space, size, scatter)
         gain = jnp.where(allowed.all(axis=1) & jnp.isfinite(gain), gain, -jnp.inf)
         left, right = (jax.tree.map(lambda leaf, i=i: leaf[:, i], parts) for i in range(2))
         better = (gain > best.gain).reshape(-1)

@@ -24,11 +24,12 @@ __all__ = [
     "Workspace",
     "fitted",
     "is_better",
+    "is_flawed",
     "is_safe",
     "labels_of",
     "make_workspace",
-    "own_values",
     "over_tiles",
+    "own_values",
     "partitions_of",
     "select_each",
     "squared_distances",
@@ -53,7 +54,9 @@ class Workspace(NamedTuple):
         whole: the moments of all points as one cluster.
         largest_norm: the largest `|x|^2` about the centre.
         floor: the least variance of a cluster.
-        least_spread: a cluster whose variance is no larger before the floor is a flaw.
+        least_spread: the variance up to which a cluster has no spread; negative where that does
+            not matter.
+        ample: the weight from which a cluster may do without spread.
         min_size: the least weight of a cluster.
     """
 
@@ -65,6 +68,7 @@ class Workspace(NamedTuple):
     largest_norm: Array
     floor: Array
     least_spread: Array
+    ample: Array
     min_size: Array
 
 
@@ -73,7 +77,7 @@ class Rank(NamedTuple):
 
     Attributes:
         shortage: the weight that clusters lack to the minimum size.
-        flaws: how many clusters have no spread.
+        flaws: how many clusters are degenerate, see `is_flawed`.
         cost: `L_X(C)`; infinity where it is not a number.
     """
 
@@ -108,6 +112,7 @@ def make_workspace(
         largest_norm=features[:, -2].max(),
         floor=jnp.asarray(floor, dtype),
         least_spread=jnp.asarray(least_spread, dtype),
+        ample=numerics.blocked_sum(points.weight) / (2 * k),
         # Sums of fractional weights round: what is short by rounding alone is enough.
         min_size=jnp.asarray(min_size, dtype) * (1 - 16 * jnp.finfo(dtype).eps),
     )
@@ -129,14 +134,22 @@ def partitions_of(space: Workspace, labels: Array, k: int, problem: Problem) -> 
 
 
 def _rank(space: Workspace, moments: Moments, problem: Problem) -> Rank:
-    d = moments.mean.shape[-1]
     costs = jax.vmap(lambda each: moments_cost(each, problem, space.floor))(moments)
-    spread = moments.scatter / (d * jnp.where(moments.size > 0, moments.size, 1))
     return Rank(
         shortage=jnp.maximum(space.min_size - moments.size, 0).sum(axis=-1),
-        flaws=(spread <= space.least_spread).sum(axis=-1, dtype=jnp.int32),
+        flaws=is_flawed(space, moments.size, moments.scatter).sum(axis=-1, dtype=jnp.int32),
         cost=jnp.where(jnp.isfinite(costs), costs, jnp.inf),
     )
+
+
+def is_flawed(space: Workspace, size: Array, scatter: Array) -> Array:
+    """Tell where a cluster is degenerate: a few points that coincide.
+
+    They would cost minus infinity but for the floor. Half the average weight is not a few: data
+    with many copies of a point has a cluster there.
+    """
+    d = space.points.x.shape[1]
+    return (scatter <= space.least_spread * d * size) & (size < space.ample)
 
 
 def is_better(new: Rank, old: Rank) -> Array:

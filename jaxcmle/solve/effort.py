@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from jaxcmle.candidates.seeding import SeedMethod
 from jaxcmle.problem import inputs
 
-__all__ = ["EFFORTS", "Effort", "EffortName", "StartMethod", "to_effort"]
+__all__ = ["EFFORTS", "Effort", "EffortName", "StartMethod", "to_effort", "to_seed_method"]
 
 StartMethod = Literal["kmeans++", "farthest", "random", "subsets", "abs", "em", "annealed"]
 EffortName = Literal["quick", "default", "thorough"]
@@ -66,8 +66,9 @@ def to_effort(effort: Any, time_limit: Any) -> Effort:
         )
     for name in ("starts", "rounds", "patience", "population", "sample"):
         inputs.to_whole(getattr(effort, name), f"Effort.{name}")
-    unknown = [name for name in effort.methods if name not in get_args(StartMethod)]
-    if isinstance(effort.methods, str) or not effort.methods or unknown:
+    methods: Any = effort.methods
+    known = isinstance(methods, tuple | list) and set(methods) <= set(get_args(StartMethod))
+    if not known or not methods:
         raise ValueError(
             f"Effort.methods must be some of {get_args(StartMethod)}, got {effort.methods!r}"
         )
@@ -76,9 +77,13 @@ def to_effort(effort: Any, time_limit: Any) -> Effort:
         for name, value in (("time_limit", time_limit), ("Effort.seconds", effort.seconds))
         if value is not None
     ]
-    return dataclasses.replace(effort, seconds=min(limits, default=math.inf))
+    return dataclasses.replace(
+        effort, methods=tuple(methods), seconds=min(limits, default=math.inf)
+    )
 
 
 def to_seed_method(method: StartMethod) -> SeedMethod:
     """Return the method of `seed` that a start begins with."""
-    return "kmeans++" if method in ("em", "annealed") else method
+    if method == "em" or method == "annealed":
+        return "kmeans++"
+    return method

@@ -21,9 +21,9 @@ from jaxcmle.problem.instance import smallest_size
 from jaxcmle.problem.objective import assign, shift_means
 from jaxcmle.problem.score import score
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
-from jaxcmle.refine.anneal import tempered_em
 from jaxcmle.refine.cem import cem
 from jaxcmle.refine.polish import Limits, polish, variance_limits
+from jaxcmle.refine.tempered import tempered_em
 from jaxcmle.refine.workspace import Partitions, Workspace, fitted
 from jaxcmle.solve.effort import Effort, EffortName, StartMethod, to_effort, to_seed_method
 from jaxcmle.solve.padding import for_all_points, padded
@@ -83,12 +83,13 @@ def fit(
         effort: `"quick"`, `"default"`, `"thorough"`, or an `Effort` with numbers of your own.
         init: something known to begin with: a `Solution`, a `Mixture`, or labels `[n]`. The answer
             is not worse, unless it has clusters that are too small.
-        min_size: the least weight of a cluster. Default: a tenth of the average, `n / (10 k)`, and
-            2 points, or fewer only if there are not so many; without a minimum, pairs of points that
-            happen to be close make clusters of their own.
+        min_size: the least weight of a cluster. Default: a tenth of the average, `n / (10 k)`, but
+            2 points at least, if there are so many; without a minimum, pairs of points that happen
+            to be close make clusters of their own.
         min_variance: floor under every variance. Default: the rounding error of the data, squared;
-            and clusters whose points all coincide, which would cost minus infinity without
-            the floor, count as worse than any other, and are returned only if nothing else is found.
+            and clusters of a few points (fewer than half the average) that all coincide, which
+            would cost minus infinity without the floor, count as worse than any other: only if
+            nothing else is found are they returned.
         time_limit: seconds. The round at hand is finished, so it may take somewhat longer.
         progress: True shows a line on standard error, False nothing, None a line on terminals and
             in notebooks; or a function of a report.
@@ -241,7 +242,7 @@ def _search(
     """Run rounds until nothing improves; at least one."""
     _, _, k, problem, limits = instance
     x, weight = padded(instance.points, instance.weight)
-    space, population = begin(x, weight, k, effort.population, limits)
+    space, population = begin(x, weight, k, effort.population, limits, problem)
     if known is not None:
         first = evaluate(space, _lengthened(known, space)[None], k, problem)
         population = jax.tree.map(lambda new, old: old.at[0].set(new[0]), first, population)
@@ -252,8 +253,8 @@ def _search(
 
     start_key, round_key = jax.random.split(key)
     groups = -(-effort.starts // effort.population)
-    best, stale, done = (math.inf,) * 3, 0, 0
-    stopped = False
+    best: tuple[float, ...] = (math.inf,) * 3
+    stale, done, stopped = 0, 0, False
     while done < effort.rounds and stale < effort.patience and not stopped:
         if done < groups:
             method = effort.methods[done % len(effort.methods)]
@@ -295,7 +296,7 @@ def _starts(
     if method not in ("em", "annealed"):
         return mixtures
     points = numerics.prepare(x, weight)
-    floor, _ = variance_limits(points, limits.min_variance)
+    floor, _ = variance_limits(points, limits.min_variance, problem)
     temperatures = jnp.array(SOFT if method == "em" else FALLING, x.dtype)
 
     def softly(mixture: Mixture) -> Mixture:
@@ -319,7 +320,7 @@ def _fit_sample(
         weight=drawn.weight,
         k=k,
         problem=problem,
-        limits=limits._replace(min_size=SAMPLE_SLACK * float(limits.min_size)),
+        limits=limits._replace(min_size=SAMPLE_SLACK * limits.min_size),
     )
     search = _search(few, effort, search_key, None, watch)
     mixtures = fitted(search.space, search.population.moments, problem)
@@ -367,7 +368,7 @@ def _order(solution: Solution) -> tuple[bool, float]:
 
 def _certified(instance: _Instance, solution: Solution) -> Solution:
     """Return the solution with its certificate, or with the reason why it has none."""
-    points, weight, _, _, limits = instance
+    points, weight, _, problem, limits = instance
     reason = ""
     if int(solution.status) == Status.INTERRUPTED:
         reason = "the search was interrupted"
@@ -381,5 +382,6 @@ def _certified(instance: _Instance, solution: Solution) -> Solution:
         return dataclasses.replace(
             solution, guarantee=Guarantee(reason=reason, min_size=limits.min_size)
         )
-    floor = float(variance_limits(numerics.prepare(points, weight), limits.min_variance)[0])
+    ready = numerics.prepare(points, weight)
+    floor = float(variance_limits(ready, limits.min_variance, problem)[0])
     return with_certificate(points, solution, **{**instance.options, "min_variance": floor})

@@ -42,9 +42,11 @@ TWIN_ROUNDINGS = 8
 
 
 @partial(jax.jit, static_argnames=("k", "m"))
-def begin(x: Array, weight: Array, k: int, m: int, limits: Limits) -> tuple[Workspace, Partitions]:
+def begin(
+    x: Array, weight: Array, k: int, m: int, limits: Limits, problem: Problem
+) -> tuple[Workspace, Partitions]:
     """Return the points made ready, and m places for solutions."""
-    space = ready(numerics.prepare(x, weight), k, limits)
+    space = ready(numerics.prepare(x, weight), k, limits, problem)
     return space, no_partitions(space, m, k)
 
 

@@ -62,7 +62,8 @@ class Progress:
         if self._shows and (now - self._last > 0.2 or done >= total):
             self._last = now
             line = (
-                f"{report.done / max(report.total, 1):6.1%} of {_short(report.total)} {self._unit}, "
+                f"{report.done / max(report.total, 1):6.1%} of {_short(report.total)} "
+                f"{self._unit}, "
                 f"{_short(report.rate)}/s, best cost {report.cost:.3f}"
             )
             self._width = max(self._width, len(line))
