@@ -476,7 +476,10 @@ def run_brute(quick: bool) -> dict[str, Any]:
         if not found["reached"]:
             words = " ".join(f"{name} {found[name]}" for name in ("n", "d", "k", "min_size"))
             gap = found["cost"] - found["optimum"]
-            print(f"missed: seed {seed} {found['problem']} {found['family']} {words}: {gap:+.4f}")
+            print(
+                f"missed: seed {seed} {found['problem']} {found['family']} {words}: {gap:+.4f}",
+                flush=True,
+            )
         if (seed + 1) % 50 == 0:
             reached = sum(instance["reached"] for instance in instances)
             print(f"{reached} of {seed + 1}", flush=True)

@@ -22,6 +22,9 @@ FUNCTIONS = {
     "cem_restarts": lambda x: jc.cem_restarts(x, STACK),
     "seed": lambda x: jc.seed(jax.random.key(0), x, 2),
     "rescale": lambda x: jc.rescale(x)[0],
+    "polish": lambda x: jc.polish(x, LABELS, 2),
+    "move_deltas": lambda x: jc.move_deltas(x, LABELS, 2, min_variance=0.1),
+    "free_energy": lambda x: jc.free_energy(x, MIXTURE, 0.5),
     "wkm": lambda x: jc.cem(x, MIXTURE, problem=jc.WKM(beta=2)),
     "ucmle": lambda x: jc.cem(x, MIXTURE, problem=jc.UCMLE()),
 }

@@ -15,6 +15,7 @@ from support import BETA, PROBLEMS, tolerance
 import jaxcmle as jc
 from jaxcmle.solve import fit as fit_module
 from jaxcmle.solve.padding import padded
+from jaxcmle.solve.population import next_round
 
 PRECISIONS = ("float32",)
 UNIT = np.sqrt(4 / np.pi)
@@ -124,6 +125,13 @@ def test_what_a_key_draws_does_not_depend_on_the_length():
     )
 
 
+def test_other_values_and_lengths_compile_nothing():
+    jc.fit(clusters(0), K, effort=SMALL)
+    before = next_round._cache_size()
+    jc.fit(clusters(1)[:50], K, effort=dataclasses.replace(SMALL, rounds=4, starts=16), min_size=3)
+    assert next_round._cache_size() == before
+
+
 def test_an_offset_does_not_change_the_partition():
     x = np.round(clusters(3) * 64) / 64
     plain = jc.fit(x, K, effort=SMALL)
@@ -198,14 +206,15 @@ def test_progress_is_silent_unless_asked_for(capsys):
 
 def test_clusters_of_identical_points_do_not_win():
     """A pair of equal points would cost less than anything: it must lose all the same."""
-    x = clusters(5)
-    x[1] = x[0]
+    blob = np.arange(N) % 2
+    x = (np.random.default_rng(5).normal(size=(N, D)) + 9 * blob[:, None]).astype(np.float32)
+    x[2] = x[0]
     solution = jc.fit(x, K, min_size=2)
     sizes = np.bincount(np.asarray(solution.labels), minlength=K)
     assert sizes[solution.labels[0]] > 2
     assert float(solution.mixture.variances.min()) > 1e-4
-    pair = np.where(np.arange(N) < 2, 2, np.arange(N) % 2)
-    assert float(jc.partition_cost(x, pair, K, min_variance=1e-30)) < float(solution.cost)
+    pair = np.where(np.isin(np.arange(N), [0, 2]), 2, blob)
+    assert float(jc.partition_cost(x, pair, K, min_variance=1e-12)) < float(solution.cost)
 
 
 def test_heavy_duplicates_and_constant_columns():
@@ -216,7 +225,7 @@ def test_heavy_duplicates_and_constant_columns():
     assert len(set(np.asarray(solution.labels)[[0, 20, 40]].tolist())) == 3
 
 
-@pytest.mark.parametrize(("n", "d", "k"), [(1, 1, 1), (9, 2, 1), (5, 2, 5), (20, 300, 2)])
+@pytest.mark.parametrize(("n", "d", "k"), [(1, 1, 1), (9, 2, 1), (5, 2, 5), (20, 30, 3), (20, 300, 2)])
 def test_edges(n, d, k):
     x = np.random.default_rng(0).normal(size=(n, d))
     solution = jc.fit(x, k, effort=SMALL)

@@ -12,6 +12,8 @@ import jaxcmle as jc
 from jaxcmle.candidates import seeding
 from jaxcmle.problem import bounds, instance, objective, score
 from jaxcmle.refine import cem as cem_module
+from jaxcmle.refine.polish import Limits
+from jaxcmle.solve import population
 
 N, D, K = 30, 2, 3
 
@@ -140,6 +142,12 @@ def shapes(*trees):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trees)
 
 
+def search_round(x, weight, starts, k, problem):
+    space, nothing = population.begin(x, weight, k, 4, Limits(2, None), problem)
+    key = jax.random.key(0)
+    return population.next_round(key, space, nothing, starts, population.CROSS, 60, problem)
+
+
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "rocm"])
 @pytest.mark.parametrize("name", ["cmle", "wkm"])
 def test_hot_functions_lower_for_accelerators(name, platform, precision):
@@ -156,6 +164,7 @@ def test_hot_functions_lower_for_accelerators(name, platform, precision):
         (lambda *given: score._score(*given, problem), (x, weight, starts)),
         (lambda x: bounds._bound_terms(x, None, k, size, problem, 0.0, 2**28), (x,)),
         (lambda x: seeding._seed(key, x, None, k, "kmeans++", 3), (x,)),
+        (lambda *given: search_round(*given, k, problem), (x, weight, starts)),
     )
     for function, arguments in programs:
         exported = export.export(jax.jit(function), platforms=[platform])(*shapes(*arguments))

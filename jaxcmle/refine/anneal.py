@@ -21,7 +21,7 @@ from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import is_valid, model_inputs, shift_means
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution
 from jaxcmle.refine.cem import cem, default_min_variance, is_finite
-from jaxcmle.refine.tempered import em_step, free_energy, points_energy, tempered_em  # noqa: F401
+from jaxcmle.refine.tempered import em_step, points_energy
 
 if TYPE_CHECKING:
     import optax  # type: ignore[import-untyped]

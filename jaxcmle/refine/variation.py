@@ -60,7 +60,7 @@ def crossover(key: Array, mixtures: Mixture) -> Mixture:
         near, far = jax.vmap(order)(jnp.stack([first.means, second.means]))
         cut = 1 + _below(draw[5], max(k - 1, 1))
         picked = select_each(
-            jnp.arange(k) < cut,
+            jnp.arange(k, dtype=jnp.int32) < cut,
             jax.tree.map(lambda leaf: leaf[near], first),
             jax.tree.map(lambda leaf: leaf[far], second),
         )

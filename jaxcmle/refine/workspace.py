@@ -99,14 +99,17 @@ def make_workspace(
 ) -> Workspace:
     """Return what a search for k clusters needs to know of the points."""
     dtype = points.x.dtype
-    tiles = numerics.point_tiles(points.x, k)
+    # For twice as many clusters: a search splits them all.
+    tiles = numerics.point_tiles(points.x, 2 * k)
+    count, d, length = tiles.shape
     centred, _ = numerics.centred(points)
     features = numerics.matmul_features(centred)
-    small = numerics.is_small(k, points.x.shape[1])
+    feature_tiles = jnp.pad(features, ((0, count * length - len(features)), (0, 0)))
+    feature_tiles = feature_tiles.reshape(count, length, d + 2).transpose(0, 2, 1)
     return Workspace(
         points=points,
         tiles=tiles,
-        features=tiles if small else numerics.point_tiles(features, k),
+        features=tiles if numerics.is_small(2 * k, d) else feature_tiles,
         rows=numerics.moment_rows(points),
         whole=numerics.whole_moments(points),
         largest_norm=features[:, -2].max(),

@@ -123,7 +123,8 @@ def _best(parents: Partitions, children: Partitions) -> Partitions:
     rounding = TWIN_ROUNDINGS * jnp.finfo(other.cost.dtype).eps * jnp.abs(other.cost)
     near = jnp.abs(this.cost - other.cost) <= jnp.maximum(TWINS, rounding)
     alike = (this.shortage == other.shortage) & (this.flaws == other.flaws) & near
-    twin = (behind & alike).any(axis=1)
+    # Places that are still empty come after twins, as those are better.
+    twin = (behind & alike).any(axis=1) | jnp.isinf(both.rank.shortage)
     behind = jnp.where(twin[:, None] == twin[None, :], behind, twin[:, None])
     order = jnp.zeros(2 * m, jnp.int32).at[behind.sum(axis=1)].set(place)
     return jax.tree.map(lambda leaf: leaf[order[:m]], both)
