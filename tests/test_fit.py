@@ -225,7 +225,9 @@ def test_heavy_duplicates_and_constant_columns():
     assert len(set(np.asarray(solution.labels)[[0, 20, 40]].tolist())) == 3
 
 
-@pytest.mark.parametrize(("n", "d", "k"), [(1, 1, 1), (9, 2, 1), (5, 2, 5), (20, 30, 3), (20, 300, 2)])
+@pytest.mark.parametrize(
+    ("n", "d", "k"), [(1, 1, 1), (9, 2, 1), (5, 2, 5), (20, 30, 3), (20, 300, 2)]
+)
 def test_edges(n, d, k):
     x = np.random.default_rng(0).normal(size=(n, d))
     solution = jc.fit(x, k, effort=SMALL)

@@ -145,7 +145,7 @@ def shapes(*trees):
 def search_round(x, weight, starts, k, problem):
     space, nothing = population.begin(x, weight, k, 4, Limits(2, None), problem)
     key = jax.random.key(0)
-    return population.next_round(key, space, nothing, starts, population.CROSS, 60, problem)
+    return population.next_round(key, 0, space, nothing, starts, population.CROSS, 60, problem)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "rocm"])

@@ -77,7 +77,8 @@ def cluster_change(
     new = size + added
     some, left = jnp.where(size > 0, size, 1), jnp.where(new > 0, new, 1)
     entropy = -added * jnp.log(some / total) - new * jnp.log1p(jnp.where(new > 0, added / some, 0))
-    entropy = jnp.where(size > 0, entropy, -added * jnp.log(left / total))
+    first = -added * jnp.log(jnp.where(added > 0, added, 1) / total)
+    entropy = jnp.where(size > 0, entropy, first)
     if isinstance(problem, WKM):
         return jnp.asarray(problem.beta, rise.dtype) * rise + entropy
     floor = jnp.asarray(floor, size.dtype)

@@ -31,8 +31,8 @@ class Effort:
     """
 
     starts: int = 16
-    rounds: int = 60
-    patience: int = 10
+    rounds: int = 40
+    patience: int = 5
     methods: tuple[StartMethod, ...] = ("kmeans++", "abs")
     population: int = 8
     sample: int = 32768

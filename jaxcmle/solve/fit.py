@@ -258,21 +258,20 @@ def _search(
     while done < effort.rounds and stale < effort.patience and not stopped:
         if done < groups:
             method = effort.methods[done % len(effort.methods)]
-            own = jax.random.fold_in(start_key, done)
-            starts = _starts(own, x, weight, k, effort.population, method, problem, limits)
-        own = jax.random.fold_in(round_key, done)
+            count = effort.population
+            starts = _starts(start_key, done, x, weight, k, count, method, problem, limits)
         kind = START if done < groups else CROSS
         max_iter = 1 if len(x) <= FEW_POINTS and done % 2 else MAX_ITER
-        population = next_round(own, space, population, starts, kind, max_iter, problem)
+        population = next_round(round_key, done, space, population, starts, kind, max_iter, problem)
         done += 1
-        rank = tuple(float(value[0]) for value in population.rank)
+        rank = tuple(float(value[0]) for value in jax.device_get(population.rank))
         visible = (*rank[:2], rank[2] + VISIBLE * abs(rank[2]))
         stale = 0 if visible < best or done <= groups else stale + 1
         best = min(best, rank)
         watch.report(done, rank[2])
         stopped = watch.stops()
     if not stopped:
-        population = next_round(round_key, space, population, starts, FINISH, 0, problem)
+        population = next_round(round_key, done, space, population, starts, FINISH, 0, problem)
     status = Status.INTERRUPTED if stopped else Status.CONVERGED
     return _Search(space, population, problem, status, done)
 
@@ -280,6 +279,7 @@ def _search(
 @partial(jax.jit, static_argnames=("k", "count", "method"))
 def _starts(
     key: Array,
+    number: ArrayLike,
     x: Array,
     weight: Array,
     k: int,
@@ -288,10 +288,10 @@ def _starts(
     problem: Problem,
     limits: Limits,
 ) -> Mixture:
-    """Return a stack of mixtures to start from."""
+    """Return a stack of mixtures to start from; `number` is that of the group."""
     seeding = to_seed_method(method)
     mixtures = jax.vmap(lambda key: seed(key, x, k, method=seeding, sample_weight=weight))(
-        jax.random.split(key, count)
+        jax.random.split(jax.random.fold_in(key, number), count)
     )
     if method not in ("em", "annealed"):
         return mixtures

@@ -59,6 +59,7 @@ def evaluate(space: Workspace, labels: Array, k: int, problem: Problem) -> Parti
 @jax.jit
 def next_round(
     key: Array,
+    number: ArrayLike,
     space: Workspace,
     population: Partitions,
     starts: Mixture,
@@ -69,7 +70,8 @@ def next_round(
     """Return the population after a round, the best first.
 
     Args:
-        key: for all that is drawn.
+        key: for all that is drawn in a search.
+        number: of the round.
         space: the points.
         population: m solutions.
         starts: m mixtures in the user's coordinates, for a round of starts.
@@ -81,7 +83,7 @@ def next_round(
     swaps = jnp.where(finishing, 0, SWAPS)
 
     def stage(i: Array, children: Partitions) -> Partitions:
-        own = jax.random.fold_in(key, i)
+        own = jax.random.fold_in(jax.random.fold_in(key, number), i)
         first = i == 0
 
         def fresh() -> tuple[Mixture, Array]:
