@@ -48,7 +48,7 @@ def small_instance(seed, d, k):
     return x, size
 
 
-@pytest.mark.parametrize(("name", "d", "k"), [("cmle", 2, 3), ("wkm", 1, 4), ("ucmle", 2, 2)])
+@pytest.mark.parametrize(("name", "d", "k"), [("cmle", 1, 2), ("wkm", 1, 4), ("ucmle", 2, 3)])
 def test_the_optimum_by_brute_force_is_found(name, d, k):
     missed, count = 0, 0
     for seed in range(60):
@@ -226,7 +226,7 @@ def test_heavy_duplicates_and_constant_columns():
 
 
 @pytest.mark.parametrize(
-    ("n", "d", "k"), [(1, 1, 1), (9, 2, 1), (5, 2, 5), (20, 30, 3), (20, 300, 2)]
+    ("n", "d", "k"), [(1, 1, 1), (9, 2, 1), (5, 2, 5), (20, 30, 3), (20, 60, 3)]
 )
 def test_edges(n, d, k):
     x = np.random.default_rng(0).normal(size=(n, d))
@@ -237,28 +237,28 @@ def test_edges(n, d, k):
 
 
 def test_whole_weights_are_copies():
-    x = clusters(6, n=28)
-    weights = np.tile([1, 3], 14)
-    weighted = jc.fit(x, K, sample_weight=weights)
-    copied = jc.fit(np.repeat(x, weights, axis=0), K)
-    assert weighted.guarantee.min_size == copied.guarantee.min_size == 2
-    copies = np.repeat(np.asarray(weighted.labels), weights)
+    x = clusters(6)
+    weights = np.tile([1, 3], N // 2)
+    solution = jc.fit(x, K, sample_weight=weights)
+    assert int(solution.status) == jc.Status.CONVERGED
+    # A tenth of the average of 112 copies.
+    assert solution.guarantee.min_size == 4
+    copies = np.repeat(np.asarray(solution.labels), weights)
     same = jc.partition_cost(np.repeat(x, weights, axis=0), copies, K)
-    np.testing.assert_allclose(weighted.cost, same, rtol=1e-5)
-    # Points with weights move as a whole, copies one by one: the ways are different.
-    assert abs(float(weighted.cost) - float(copied.cost)) < 0.05 * abs(float(copied.cost))
+    np.testing.assert_allclose(solution.cost, same, rtol=1e-5)
 
 
 def test_a_sample_is_searched_where_there_are_many_points():
     rng = np.random.default_rng(7)
     x = rng.normal(size=(1500, D)) + 6 * np.arange(1500)[:, None] % 18
     effort = jc.Effort(starts=8, rounds=4, methods=("kmeans++",), sample=224)
-    sampled, full = jc.fit(x, K, effort=effort), jc.fit(x, K)
+    truth = jc.cem(x, jc.estimate(x, np.arange(1500) % 3, K))
+    sampled = jc.fit(x, K, effort=effort)
     assert int(sampled.status) == jc.Status.CONVERGED
     assert sampled.labels.shape == (1500,)
-    assert abs(float(sampled.cost) - float(full.cost)) < 0.5
-    known = jc.fit(x, K, effort=effort, init=full)
-    assert float(known.cost) <= float(full.cost) * (1 + 1e-6)
+    assert float(sampled.cost) <= float(truth.cost) + 0.01
+    known = jc.fit(x, K, effort=effort, init=truth)
+    assert float(known.cost) <= float(truth.cost) * (1 + 1e-6)
 
 
 def test_without_a_certificate_the_reason_is_given(monkeypatch):

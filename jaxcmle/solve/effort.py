@@ -21,6 +21,8 @@ class Effort:
         starts: how many starts; they come in groups of `population`.
         rounds: how many rounds of the search, at most, those with starts among them.
         patience: how many rounds without a better solution end the search.
+        restarts: how many searches with starts of their own there are; if more than one, the best
+            of all meet in a last one.
         methods: where starts come from, a method for each group in turn: those of `seed`, and
             `"em"` and `"annealed"`, k-means++ followed by iterations of soft EM at temperature 1
             or falling from there.
@@ -31,8 +33,9 @@ class Effort:
     """
 
     starts: int = 16
-    rounds: int = 40
-    patience: int = 5
+    rounds: int = 60
+    patience: int = 10
+    restarts: int = 1
     methods: tuple[StartMethod, ...] = ("kmeans++", "abs")
     population: int = 8
     sample: int = 32768
@@ -43,9 +46,10 @@ EFFORTS: dict[str, Effort] = {
     "quick": Effort(starts=8, rounds=6, patience=3, methods=("kmeans++",), sample=8192),
     "default": Effort(),
     "thorough": Effort(
-        starts=64,
-        rounds=1000,
-        patience=150,
+        starts=24,
+        rounds=2000,
+        patience=60,
+        restarts=4,
         methods=("kmeans++", "abs", "annealed", "em", "subsets", "farthest", "random"),
         sample=131072,
     ),
@@ -64,7 +68,7 @@ def to_effort(effort: Any, time_limit: Any) -> Effort:
         raise TypeError(
             f"effort must be one of {tuple(EFFORTS)} or a jaxcmle.Effort, got {effort!r}"
         )
-    for name in ("starts", "rounds", "patience", "population", "sample"):
+    for name in ("starts", "rounds", "patience", "restarts", "population", "sample"):
         inputs.to_whole(getattr(effort, name), f"Effort.{name}")
     methods: Any = effort.methods
     known = isinstance(methods, tuple | list) and set(methods) <= set(get_args(StartMethod))

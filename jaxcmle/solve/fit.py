@@ -212,12 +212,12 @@ def _fit_all(
     """Search on all points."""
     n, k, problem = len(instance.points), instance.k, instance.problem
     search = _search(instance, effort, key, known, watch)
-    solution = search.solution(0)
+    solution = search.best()
     if known is not None:
         # Ranks within the search are rounded: what was given is looked at once more, exactly.
-        given = outcome(search.space, _lengthened(known, search.space), k, problem, 0, 0)
-        if _order(given) < _order(solution):
-            solution = dataclasses.replace(given, n_iter=solution.n_iter)
+        labels, status = _lengthened(known, search.space), int(search.status)
+        given = outcome(search.space, labels, k, problem, status, search.rounds)
+        solution = min(solution, given, key=_order)
     return dataclasses.replace(solution, labels=solution.labels[:n])
 
 
@@ -230,9 +230,9 @@ class _Search(NamedTuple):
     status: Status
     rounds: int
 
-    def solution(self, i: int) -> Solution:
-        """Return one of the population."""
-        labels, k = self.population.labels[i], self.population.moments.size.shape[1]
+    def best(self) -> Solution:
+        """Return the best of the population."""
+        labels, k = self.population.labels[0], self.population.moments.size.shape[1]
         return outcome(self.space, labels, k, self.problem, int(self.status), self.rounds)
 
 
@@ -242,38 +242,66 @@ def _search(
     """Run rounds until nothing improves; at least one."""
     _, _, k, problem, limits = instance
     x, weight = padded(instance.points, instance.weight)
-    space, population = begin(x, weight, k, effort.population, limits, problem)
+    space, nothing = begin(x, weight, k, effort.population, limits, problem)
+    population = nothing
     if known is not None:
         first = evaluate(space, _lengthened(known, space)[None], k, problem)
-        population = jax.tree.map(lambda new, old: old.at[0].set(new[0]), first, population)
+        population = jax.tree.map(lambda new, old: old.at[0].set(new[0]), first, nothing)
     if k == 1:
         # Nothing to search for.
         population = evaluate(space, jnp.zeros((1, len(x)), jnp.int32), k, problem)
         return _Search(space, population, problem, Status.CONVERGED, 0)
 
     start_key, round_key = jax.random.split(key)
+    starts: Any = None
+    done, stopped = 0, False
+
+    def evolve(population: Partitions, groups: int) -> Partitions:
+        """Run rounds, first with groups of starts, until nothing improves."""
+        nonlocal starts, done, stopped
+        best: tuple[float, ...] = (math.inf,) * 3
+        stale, first = 0, done
+        while done < effort.rounds and stale < effort.patience and not stopped:
+            seeded = done < first + groups
+            if seeded:
+                method = effort.methods[done % len(effort.methods)]
+                count = effort.population
+                starts = _starts(start_key, done, x, weight, k, count, method, problem, limits)
+            kind = START if seeded else CROSS
+            max_iter = 1 if len(x) <= FEW_POINTS and done % 2 else MAX_ITER
+            population = next_round(
+                round_key, done, space, population, starts, kind, max_iter, problem
+            )
+            done += 1
+            rank = tuple(float(value[0]) for value in jax.device_get(population.rank))
+            visible = (*rank[:2], rank[2] + VISIBLE * abs(rank[2]))
+            stale = 0 if visible < best or seeded else stale + 1
+            best = min(best, rank)
+            watch.report(done, rank[2])
+            stopped = watch.stops()
+        return population
+
     groups = -(-effort.starts // effort.population)
-    best: tuple[float, ...] = (math.inf,) * 3
-    stale, done, stopped = 0, 0, False
-    while done < effort.rounds and stale < effort.patience and not stopped:
-        if done < groups:
-            method = effort.methods[done % len(effort.methods)]
-            count = effort.population
-            starts = _starts(start_key, done, x, weight, k, count, method, problem, limits)
-        kind = START if done < groups else CROSS
-        max_iter = 1 if len(x) <= FEW_POINTS and done % 2 else MAX_ITER
-        population = next_round(round_key, done, space, population, starts, kind, max_iter, problem)
-        done += 1
-        rank = tuple(float(value[0]) for value in jax.device_get(population.rank))
-        visible = (*rank[:2], rank[2] + VISIBLE * abs(rank[2]))
-        stale = 0 if visible < best or done <= groups else stale + 1
-        best = min(best, rank)
-        watch.report(done, rank[2])
-        stopped = watch.stops()
+    found = [evolve(population, groups)]
+    while len(found) < effort.restarts and done < effort.rounds and not stopped:
+        found.append(evolve(nothing, groups))
+    population = found[0]
+    if len(found) > 1:
+        population = evolve(_union(found), 0)
     if not stopped:
         population = next_round(round_key, done, space, population, starts, FINISH, 0, problem)
     status = Status.INTERRUPTED if stopped else Status.CONVERGED
     return _Search(space, population, problem, status, done)
+
+
+def _union(populations: list[Partitions]) -> Partitions:
+    """Return the best of several populations, about as many of each, in one of the same size."""
+    m = populations[0].labels.shape[0]
+    stacked = jax.tree.map(lambda *stacks: jnp.stack(stacks, axis=1), *populations)
+    # The best of each first, then the second best of each, and so on.
+    mixed = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:m], stacked)
+    order = np.lexsort(tuple(reversed(jax.device_get(mixed.rank))))
+    return jax.tree.map(lambda leaf: leaf[order], mixed)
 
 
 @partial(jax.jit, static_argnames=("k", "count", "method"))
@@ -330,7 +358,7 @@ def _fit_sample(
     best = int(np.lexsort((np.where(np.isfinite(costs), costs, np.inf), short))[0])
     mixture = jax.tree.map(lambda leaf: leaf[best], mixtures)
 
-    labels, status = assign(points, mixture, problem=problem), Status.MAX_ITER
+    labels = assign(points, mixture, problem=problem)
     for _ in range(MOST_ITERATIONS // CHUNK):
         if watch.stops():
             break
