@@ -22,7 +22,7 @@ UNIT = np.sqrt(4 / np.pi)
 FLOOR = 1e-3
 # Few shapes, so that few programs are compiled.
 N, D, K = 56, 2, 3
-SMALL = jc.Effort(starts=8, rounds=3, methods=("kmeans++",))
+SMALL = jc.Effort(rounds=3, restarts=1, methods=("kmeans++",))
 
 
 def clusters(seed=0, n=N, spread=4.0):
@@ -251,7 +251,7 @@ def test_whole_weights_are_copies():
 def test_a_sample_is_searched_where_there_are_many_points():
     rng = np.random.default_rng(7)
     x = rng.normal(size=(1500, D)) + 6 * np.arange(1500)[:, None] % 18
-    effort = jc.Effort(starts=8, rounds=4, methods=("kmeans++",), sample=224)
+    effort = jc.Effort(rounds=4, restarts=1, methods=("kmeans++",), sample=224)
     truth = jc.cem(x, jc.estimate(x, np.arange(1500) % 3, K))
     sampled = jc.fit(x, K, effort=effort)
     assert int(sampled.status) == jc.Status.CONVERGED

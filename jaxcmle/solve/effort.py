@@ -18,11 +18,11 @@ class Effort:
     """How hard `fit` tries.
 
     Attributes:
-        starts: how many starts; they come in groups of `population`.
-        rounds: how many rounds of the search, at most, those with starts among them.
-        patience: how many rounds without a better solution end the search.
-        restarts: how many searches with starts of their own there are; if more than one, the best
-            of all meet in a last one.
+        starts: how many starts a search has; they come in groups of `population`.
+        rounds: how many rounds there are, at most, those with starts among them.
+        patience: how many rounds without a better solution end a search.
+        restarts: how many searches there are, each with starts of its own; if more than one, the
+            best of all meet in a last one.
         methods: where starts come from, a method for each group in turn: those of `seed`, and
             `"em"` and `"annealed"`, k-means++ followed by iterations of soft EM at temperature 1
             or falling from there.
@@ -32,10 +32,10 @@ class Effort:
         seconds: stop after this time; None for no limit.
     """
 
-    starts: int = 16
-    rounds: int = 60
-    patience: int = 10
-    restarts: int = 1
+    starts: int = 8
+    rounds: int = 100
+    patience: int = 5
+    restarts: int = 3
     methods: tuple[StartMethod, ...] = ("kmeans++", "abs")
     population: int = 8
     sample: int = 32768
@@ -43,13 +43,13 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort(starts=8, rounds=6, patience=3, methods=("kmeans++",), sample=8192),
+    "quick": Effort(rounds=6, patience=3, restarts=1, methods=("kmeans++",), sample=8192),
     "default": Effort(),
     "thorough": Effort(
-        starts=24,
+        starts=16,
         rounds=2000,
-        patience=60,
-        restarts=4,
+        patience=40,
+        restarts=6,
         methods=("kmeans++", "abs", "annealed", "em", "subsets", "farthest", "random"),
         sample=131072,
     ),

@@ -254,19 +254,20 @@ def _search(
 
     start_key, round_key = jax.random.split(key)
     starts: Any = None
-    done, stopped = 0, False
+    done, seedings, stopped = 0, 0, False
 
     def evolve(population: Partitions, groups: int) -> Partitions:
         """Run rounds, first with groups of starts, until nothing improves."""
-        nonlocal starts, done, stopped
+        nonlocal starts, done, seedings, stopped
         best: tuple[float, ...] = (math.inf,) * 3
-        stale, first = 0, done
+        stale = 0
         while done < effort.rounds and stale < effort.patience and not stopped:
-            seeded = done < first + groups
+            seeded = groups > 0
             if seeded:
-                method = effort.methods[done % len(effort.methods)]
+                method = effort.methods[seedings % len(effort.methods)]
                 count = effort.population
-                starts = _starts(start_key, done, x, weight, k, count, method, problem, limits)
+                starts = _starts(start_key, seedings, x, weight, k, count, method, problem, limits)
+                groups, seedings = groups - 1, seedings + 1
             kind = START if seeded else CROSS
             max_iter = 1 if len(x) <= FEW_POINTS and done % 2 else MAX_ITER
             population = next_round(
