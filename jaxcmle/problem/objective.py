@@ -26,6 +26,7 @@ __all__ = [
     "model_inputs",
     "moments_cost",
     "partition_cost",
+    "partition_inputs",
     "point_costs",
     "shift_means",
     "weighted_total",
@@ -137,10 +138,9 @@ def estimate(
         >>> mixture.means.tolist(), mixture.variances.tolist()
         ([[1.0], [10.0]], [1.0, 1.0])
     """
-    problem = inputs.to_problem(problem)
-    points, weight = inputs.to_points(x, sample_weight)
-    k = inputs.to_n_clusters(n_clusters, points.shape[0])
-    labels = inputs.to_labels(labels, points.shape[0], k)
+    problem, points, weight, labels, k = partition_inputs(
+        x, labels, n_clusters, sample_weight, problem
+    )
     min_variance = inputs.to_limit(min_variance, "min_variance")
     return _estimate(points, weight, labels, k, problem, min_variance)
 
@@ -177,10 +177,9 @@ def partition_cost(
         >>> print(round(float(jc.partition_cost(x, [0, 0, 1, 1], 2)), 3))
         8.448
     """
-    problem = inputs.to_problem(problem)
-    points, weight = inputs.to_points(x, sample_weight)
-    k = inputs.to_n_clusters(n_clusters, points.shape[0])
-    labels = inputs.to_labels(labels, points.shape[0], k)
+    problem, points, weight, labels, k = partition_inputs(
+        x, labels, n_clusters, sample_weight, problem
+    )
     min_variance = inputs.to_limit(min_variance, "min_variance")
     return _partition_cost(points, weight, labels, k, problem, min_variance)
 
@@ -229,6 +228,16 @@ def model_inputs(
     points, weight = inputs.to_points(x, sample_weight)
     d, dtype = points.shape[1], points.dtype
     return problem, points, weight, inputs.to_mixture(mixture, d, dtype, problem, stack=stack)
+
+
+def partition_inputs(
+    x: Any, labels: Any, n_clusters: Any, sample_weight: Any, problem: Problem
+) -> tuple[Problem, Array, Array | None, Array, int]:
+    """Return the checked problem, points, weights, labels and number of clusters."""
+    problem = inputs.to_problem(problem)
+    points, weight = inputs.to_points(x, sample_weight)
+    k = inputs.to_n_clusters(n_clusters, points.shape[0])
+    return problem, points, weight, inputs.to_labels(labels, points.shape[0], k), k
 
 
 @jax.jit

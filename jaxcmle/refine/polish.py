@@ -11,7 +11,13 @@ from jax.typing import ArrayLike
 from jaxcmle import numerics
 from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
-from jaxcmle.problem.objective import assign_points, fill_empty, shift_means, weighted_total
+from jaxcmle.problem.objective import (
+    assign_points,
+    fill_empty,
+    partition_inputs,
+    shift_means,
+    weighted_total,
+)
 from jaxcmle.problem.types import CMLE, WKM, Mixture, Problem, Solution, Status
 from jaxcmle.refine.cem import default_min_variance
 from jaxcmle.refine.improve import move_until_done
@@ -76,10 +82,9 @@ def move_deltas(
         >>> print((after - jc.partition_cost(x, labels, 2)).round(2))
         -1.77
     """
-    problem = inputs.to_problem(problem)
-    points, weight = inputs.to_points(x, sample_weight)
-    k = inputs.to_n_clusters(n_clusters, points.shape[0])
-    labels = inputs.to_labels(labels, points.shape[0], k)
+    problem, points, weight, labels, k = partition_inputs(
+        x, labels, n_clusters, sample_weight, problem
+    )
     min_variance = inputs.to_limit(min_variance, "min_variance")
     return _move_deltas(points, weight, labels, k, problem, min_variance)
 
@@ -124,10 +129,9 @@ def polish(
         >>> solution.labels.tolist(), bool(solution.consistent)
         ([0, 0, 1, 1], False)
     """
-    problem = inputs.to_problem(problem)
-    points, weight = inputs.to_points(x, sample_weight)
-    k = inputs.to_n_clusters(n_clusters, points.shape[0])
-    labels = inputs.to_labels(labels, points.shape[0], k)
+    problem, points, weight, labels, k = partition_inputs(
+        x, labels, n_clusters, sample_weight, problem
+    )
     limits = Limits(
         inputs.to_limit(min_size, "min_size"),
         None if min_variance is None else inputs.to_limit(min_variance, "min_variance"),

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
-from jaxcmle.candidates.seeding import sample_points, seed
+from jaxcmle.candidates.seeding import sample_points
 from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
@@ -23,11 +23,19 @@ from jaxcmle.problem.score import score
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
 from jaxcmle.refine.cem import cem
 from jaxcmle.refine.polish import Limits, polish, variance_limits
-from jaxcmle.refine.tempered import tempered_em
 from jaxcmle.refine.workspace import Partitions, Workspace, fitted
-from jaxcmle.solve.effort import Effort, EffortName, StartMethod, to_effort, to_seed_method
+from jaxcmle.solve.effort import Effort, EffortName, to_effort
 from jaxcmle.solve.padding import for_all_points, padded
-from jaxcmle.solve.population import CROSS, FINISH, START, begin, evaluate, next_round, outcome
+from jaxcmle.solve.population import (
+    CROSS,
+    FINISH,
+    START,
+    begin,
+    evaluate,
+    make_starts,
+    next_round,
+    outcome,
+)
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 
 __all__ = ["fit"]
@@ -38,9 +46,6 @@ MOST_CERTIFIED = 4096
 # partitions: then every second round has one iteration, and single-point moves do the rest.
 MAX_ITER = 60
 FEW_POINTS = 64
-# Soft EM for starts: iterations at temperature 1, or falling from there.
-SOFT = (1.0,) * 6
-FALLING = tuple(0.8**i for i in range(10))
 # After a search on a sample: iterations of CEM on all points in one go, all in all, and batches of
 # moves at the end.
 CHUNK = 10
@@ -266,7 +271,9 @@ def _search(
             if seeded:
                 method = effort.methods[seedings % len(effort.methods)]
                 count = effort.population
-                starts = _starts(start_key, seedings, x, weight, k, count, method, problem, limits)
+                starts = make_starts(
+                    start_key, seedings, x, weight, k, count, method, problem, limits
+                )
                 groups, seedings = groups - 1, seedings + 1
             kind = START if seeded else CROSS
             max_iter = 1 if len(x) <= FEW_POINTS and done % 2 else MAX_ITER
@@ -303,37 +310,6 @@ def _union(populations: list[Partitions]) -> Partitions:
     mixed = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:m], stacked)
     order = np.lexsort(tuple(reversed(jax.device_get(mixed.rank))))
     return jax.tree.map(lambda leaf: leaf[order], mixed)
-
-
-@partial(jax.jit, static_argnames=("k", "count", "method"))
-def _starts(
-    key: Array,
-    number: ArrayLike,
-    x: Array,
-    weight: Array,
-    k: int,
-    count: int,
-    method: StartMethod,
-    problem: Problem,
-    limits: Limits,
-) -> Mixture:
-    """Return a stack of mixtures to start from; `number` is that of the group."""
-    seeding = to_seed_method(method)
-    mixtures = jax.vmap(lambda key: seed(key, x, k, method=seeding, sample_weight=weight))(
-        jax.random.split(jax.random.fold_in(key, number), count)
-    )
-    if method not in ("em", "annealed"):
-        return mixtures
-    points = numerics.prepare(x, weight)
-    floor, _ = variance_limits(points, limits.min_variance, problem)
-    temperatures = jnp.array(SOFT if method == "em" else FALLING, x.dtype)
-
-    def softly(mixture: Mixture) -> Mixture:
-        mixture = problem.constrained(shift_means(mixture, -points.shift))
-        mixture = tempered_em(points, mixture, problem, temperatures, floor)
-        return shift_means(mixture, points.shift)
-
-    return jax.vmap(softly)(mixtures)
 
 
 def _fit_sample(

@@ -14,10 +14,12 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
+from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem.objective import shift_means
 from jaxcmle.problem.types import Mixture, Problem, Solution
 from jaxcmle.refine.improve import improve, no_partitions
-from jaxcmle.refine.polish import Limits, ready, settle
+from jaxcmle.refine.polish import Limits, ready, settle, variance_limits
+from jaxcmle.refine.tempered import tempered_em
 from jaxcmle.refine.variation import crossover, swap
 from jaxcmle.refine.workspace import (
     Partitions,
@@ -27,8 +29,18 @@ from jaxcmle.refine.workspace import (
     partitions_of,
     select_each,
 )
+from jaxcmle.solve.effort import StartMethod, to_seed_method
 
-__all__ = ["CROSS", "FINISH", "START", "begin", "evaluate", "next_round", "outcome"]
+__all__ = [
+    "CROSS",
+    "FINISH",
+    "START",
+    "begin",
+    "evaluate",
+    "make_starts",
+    "next_round",
+    "outcome",
+]
 
 # What the children of a round begin as.
 START, CROSS, FINISH = 0, 1, 2
@@ -40,6 +52,10 @@ SWAPS = 1
 TWINS = 0.5
 TWIN_ROUNDINGS = 8
 
+# Soft EM for starts: iterations at temperature 1, or falling from there.
+SOFT = (1.0,) * 6
+FALLING = tuple(0.8**i for i in range(10))
+
 
 @partial(jax.jit, static_argnames=("k", "m"))
 def begin(
@@ -48,6 +64,37 @@ def begin(
     """Return the points made ready, and m places for solutions."""
     space = ready(numerics.prepare(x, weight), k, limits, problem)
     return space, no_partitions(space, m, k)
+
+
+@partial(jax.jit, static_argnames=("k", "count", "method"))
+def make_starts(
+    key: Array,
+    number: ArrayLike,
+    x: Array,
+    weight: Array,
+    k: int,
+    count: int,
+    method: StartMethod,
+    problem: Problem,
+    limits: Limits,
+) -> Mixture:
+    """Return a stack of mixtures to start from; `number` is that of the group."""
+    seeding = to_seed_method(method)
+    mixtures = jax.vmap(lambda key: seed(key, x, k, method=seeding, sample_weight=weight))(
+        jax.random.split(jax.random.fold_in(key, number), count)
+    )
+    if method not in ("em", "annealed"):
+        return mixtures
+    points = numerics.prepare(x, weight)
+    floor, _ = variance_limits(points, limits.min_variance, problem)
+    temperatures = jnp.array(SOFT if method == "em" else FALLING, x.dtype)
+
+    def softly(mixture: Mixture) -> Mixture:
+        mixture = problem.constrained(shift_means(mixture, -points.shift))
+        mixture = tempered_em(points, mixture, problem, temperatures, floor)
+        return shift_means(mixture, points.shift)
+
+    return jax.vmap(softly)(mixtures)
 
 
 @partial(jax.jit, static_argnames="k")
