@@ -136,7 +136,9 @@ def test_an_offset_does_not_change_the_partition():
     x = np.round(clusters(3) * 64) / 64
     plain = jc.fit(x, K, effort=SMALL)
     moved = jc.fit(x + np.float32(1e4), K, effort=SMALL)
-    np.testing.assert_array_equal(moved.labels, plain.labels)
+    # Clusters may have other numbers: the search rounds differently, and takes another way.
+    pairs = set(zip(plain.labels.tolist(), moved.labels.tolist(), strict=True))
+    assert len(pairs) == K
     np.testing.assert_allclose(moved.cost, plain.cost, rtol=1e-5)
 
 

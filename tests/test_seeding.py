@@ -193,7 +193,7 @@ def test_abs_looks_at_a_fair_sample_whatever_the_padding(precision):
     x = jnp.asarray(rng.normal(size=(3000, 1)) + 1, precision)
     weight = jnp.asarray(rng.uniform(0.1, 2, size=3000), precision).at[7].set(500)
     points = Points(x, weight, jnp.zeros(1, precision))
-    sample = seeding._sample(jax.random.key(0), points, 1000)
+    sample = seeding.sample_points(jax.random.key(0), points, 1000)
     assert float(sample.weight.sum()) == pytest.approx(float(weight.sum()), rel=0.05)
     expected = float(weight @ x[:, 0])
     assert float(sample.weight @ sample.x[:, 0]) == pytest.approx(expected, rel=0.1)
@@ -203,12 +203,12 @@ def test_abs_looks_at_a_fair_sample_whatever_the_padding(precision):
     padded = Points(
         jnp.concatenate([x, padding[:, None]]), jnp.concatenate([weight, padding]), points.shift
     )
-    again = seeding._sample(jax.random.key(0), padded, 1000)
+    again = seeding.sample_points(jax.random.key(0), padded, 1000)
     np.testing.assert_array_equal(again.x, sample.x)
     np.testing.assert_array_equal(again.weight, sample.weight)
     # Fewer than are wanted: all of them, unchanged, though with padding there are more.
     few = Points(x, weight.at[900:].set(0), points.shift)
-    all_of_them = seeding._sample(jax.random.key(0), few, 1000)
+    all_of_them = seeding.sample_points(jax.random.key(0), few, 1000)
     np.testing.assert_array_equal(all_of_them.x[:900], x[:900])
     np.testing.assert_array_equal(all_of_them.weight[:900], weight[:900])
 
