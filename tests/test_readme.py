@@ -109,23 +109,3 @@ def test_the_measured_ranges_of_pruning_are_those_of_the_committed_results():
         span([100 * run["all sets"][word] for run in runs], 0, " %") for word in ("better", "worse")
     ]
     assert f"| all sets | | | {shares[0]} | {shares[1]} |" in README
-
-
-def test_the_quality_of_fit_is_that_of_the_committed_results():
-    results = {}
-    for path in (ROOT / "benchmarks" / "results").glob("quality_*.json"):
-        results.update(json.loads(path.read_text(encoding="utf-8")))
-    thorough = results["thorough"]["cells"]
-    for name in dict.fromkeys(cell["set"] for cell in results["real"]["cells"]):
-        cells = [cell for cell in results["real"]["cells"] if cell["set"] == name]
-        good = sum(cell["keys as good"] for cell in cells)
-        keys = sum(cell["keys"] for cell in cells)
-        ratios = span([cell["ratios"]["GaussianMixture"] for cell in cells], 2)
-        above = [cell["above best known"] for cell in thorough if cell["set"] == name]
-        # Without a minus sign before zero.
-        gaps = ", ".join(f"{round(gap, 2) + 0:g}" for gap in above)
-        assert f"| {name} | {good} of {keys} | {ratios} | {gaps} |" in README
-    synthetic, brute = results["synthetic"]["total"], results["brute"]["total"]
-    instances = sum(len(shape["instances"]) for shape in results["synthetic"]["shapes"])
-    assert f"in {100 * synthetic['reached']:g} % of {instances} mixtures" in README
-    assert f"in {100 * brute['reached']:g} % of {brute['count']} small instances" in README
