@@ -109,3 +109,14 @@ def test_the_measured_ranges_of_pruning_are_those_of_the_committed_results():
         span([100 * run["all sets"][word] for run in runs], 0, " %") for word in ("better", "worse")
     ]
     assert f"| all sets | | | {shares[0]} | {shares[1]} |" in README
+
+
+def test_the_quality_of_fit_is_that_of_the_committed_results():
+    path = ROOT / "benchmarks" / "results" / "quality_real.json"
+    found = json.loads(path.read_text(encoding="utf-8"))["real"]["cells"]
+    for name in dict.fromkeys(cell["set"] for cell in found):
+        cells = [cell for cell in found if cell["set"] == name]
+        good = sum(cell["keys as good"] for cell in cells)
+        keys = sum(cell["keys"] for cell in cells)
+        ratios = span([cell["ratios"]["GaussianMixture"] for cell in cells], 2)
+        assert f"| {name} | {good} of {keys} | {ratios} |" in README
