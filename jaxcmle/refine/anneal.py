@@ -20,7 +20,7 @@ from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import is_valid, model_inputs, shift_means
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution
-from jaxcmle.refine.cem import cem, default_min_variance, is_finite
+from jaxcmle.refine.cem import cem, is_finite, least_variance
 from jaxcmle.refine.tempered import em_step, points_energy
 
 if TYPE_CHECKING:
@@ -153,10 +153,7 @@ def _anneal(
 ) -> Mixture:
     """Return the mixture after `steps` steps at each temperature."""
     points = numerics.prepare(x, weight)
-    if min_variance is None:
-        floor = default_min_variance(points)
-    else:
-        floor = jnp.maximum(jnp.asarray(min_variance, x.dtype), 4 * jnp.finfo(x.dtype).tiny)
+    floor = least_variance(points, min_variance)
     start = problem.constrained(start)
     mixture = shift_means(start, -points.shift)
     steps = jnp.asarray(steps, jnp.int32)

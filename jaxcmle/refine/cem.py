@@ -27,7 +27,7 @@ from jaxcmle.problem.objective import (
 )
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution, Status
 
-__all__ = ["cem", "cem_all", "cem_restarts", "default_min_variance"]
+__all__ = ["cem", "cem_all", "cem_restarts", "default_min_variance", "least_variance"]
 
 # Fewer points than this are not worth a second program.
 FAST_FROM = 16384
@@ -198,6 +198,15 @@ def default_min_variance(points: Points) -> Array:
     return jnp.maximum(rounding * rounding, 4 * limits.tiny)
 
 
+def least_variance(points: Points, min_variance: ArrayLike | None) -> Array:
+    """Return the floor under variances: what was asked for, by default the rounding error."""
+    if min_variance is None:
+        return default_min_variance(points)
+    dtype = points.x.dtype
+    # Even a floor of 0 must not let identical points cost minus infinity.
+    return jnp.maximum(jnp.asarray(min_variance, dtype), 4 * jnp.finfo(dtype).tiny)
+
+
 class _Limits(NamedTuple):
     max_iter: ArrayLike
     min_size: ArrayLike
@@ -262,12 +271,7 @@ def _cem_stack(
         # One start at a time: a matmul for several rounds differently, and a start must not notice.
         assign_bytes = numerics.tile_bytes()
     estimate_bytes = 16 * itemsize * n * (d + 2)
-    if limits.min_variance is None:
-        floor = default_min_variance(points)
-    else:
-        # Even a floor of 0 must not let identical points cost minus infinity.
-        floor = jnp.asarray(limits.min_variance, x.dtype)
-        floor = jnp.maximum(floor, 4 * jnp.finfo(x.dtype).tiny)
+    floor = least_variance(points, limits.min_variance)
 
     first = FAST if n >= FAST_FROM else EXACT
     rows = numerics.moment_rows(points)

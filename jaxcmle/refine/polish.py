@@ -19,7 +19,7 @@ from jaxcmle.problem.objective import (
     weighted_total,
 )
 from jaxcmle.problem.types import CMLE, WKM, Mixture, Problem, Solution, Status
-from jaxcmle.refine.cem import default_min_variance
+from jaxcmle.refine.cem import least_variance
 from jaxcmle.refine.improve import move_until_done
 from jaxcmle.refine.moves import entering_and_leaving
 from jaxcmle.refine.workspace import (
@@ -144,14 +144,11 @@ def variance_limits(
     points: Points, min_variance: ArrayLike | None, problem: Problem
 ) -> tuple[Array, Array]:
     """Return the floor under variances, and the variance up to which a cluster has no spread."""
-    dtype = points.x.dtype
-    if min_variance is None:
-        floor = default_min_variance(points)
-        # WKM has one variance for all: there, clusters without spread are as good as any.
-        return floor, -floor if isinstance(problem, WKM) else NO_SPREAD * floor
-    floor = jnp.maximum(jnp.asarray(min_variance, dtype), 4 * jnp.finfo(dtype).tiny)
-    # Likewise under a floor that somebody chose.
-    return floor, -floor
+    floor = least_variance(points, min_variance)
+    # Where all have one variance, or under a floor that somebody chose, clusters without spread are
+    # as good as any.
+    matters = min_variance is None and not isinstance(problem, WKM)
+    return floor, NO_SPREAD * floor if matters else -floor
 
 
 def ready(points: Points, k: int, limits: Limits, problem: Problem) -> Workspace:
@@ -237,7 +234,7 @@ def _move_deltas(
     tiles = numerics.point_tiles(points.x, k)
     count, _, length = tiles.shape
     lowest = 4 * jnp.finfo(x.dtype).tiny
-    floor = jnp.maximum(jnp.asarray(min_variance, x.dtype), lowest)
+    floor = least_variance(points, min_variance)
 
     def shaped(values: Array) -> Array:
         return jnp.pad(values, (0, count * length - len(values))).reshape(count, length)
