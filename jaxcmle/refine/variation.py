@@ -1,5 +1,6 @@
 """New mixtures from old partitions: crossover, and giving one cluster up to split another."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -16,20 +17,21 @@ from jaxcmle.refine.workspace import (
     fitted,
     is_flawed,
     is_safe,
+    moments_of,
     over_tiles,
     own_values,
-    partitions_of,
     select_each,
     squared_distances,
 )
 
 __all__ = ["crossover", "swap"]
 
-# Every cluster is split this often, by so many iterations of CEM with two clusters inside it.
-TRIALS = 2
-ITERATIONS = 5
-# Every second trial sets a narrow cluster against the whole: its share of the variance.
+# Clusters are split by so many iterations of CEM with two clusters inside each.
+ITERATIONS = 3
+# Half of them begin as a narrow cluster and the whole: its share of the variance.
 NARROW = 0.1
+# Where clusters are many, a child may give up one for so many of them.
+CLUSTERS_PER_SWAP = 16
 # Noise in the choice of clusters to give up and to split, as shares of the least it costs to give
 # one up. One is drawn for every child.
 TEMPERATURES = (0.03, 0.1, 0.3)
@@ -79,34 +81,73 @@ def swap(
     """Return, for each partition, a mixture with one cluster given up and another one split.
 
     Which ones is drawn, more likely where giving up costs little and splitting gains much; a
-    cluster that is too small always goes first. Also returns where that was possible: splits are
-    not where a half would be too small.
+    cluster that is too small always goes first. Of many clusters, several are given up. Also
+    returns where that was possible: splits are not where a half would be too small.
     """
     m, k = partitions.moments.size.shape
     mixtures = fitted(space, partitions.moments, problem)
     safe = is_safe(space, mixtures, problem)
-    halves = _split(key, space, partitions, problem, safe)
+    split_key, key = jax.random.split(key)
+    halves = _split(split_key, space, partitions, problem, safe)
     loss = _removal_costs(space, mixtures, partitions.labels, problem, safe)
 
-    keys = jax.random.split(jax.random.fold_in(key, TRIALS), m)
-    draws = _uniform(keys, 2 * k + 1, loss.dtype)
+    keys = jax.random.split(key, m)
+    draws = _uniform(keys, 2 * k + 2, loss.dtype)
     temperature = jnp.array(TEMPERATURES, loss.dtype)[_below(draws[:, 0], len(TEMPERATURES))]
     short = partitions.moments.size < space.min_size
     least = jnp.where(short, jnp.inf, loss).min(axis=1)
     scale = temperature * jnp.where(jnp.isfinite(least), least, 1)
-    noise = scale[:, None] * _gumbel(draws[:, 1:])
+    noise = scale[:, None] * _gumbel(draws[:, 1:-1])
     loss = jnp.where(short, -jnp.finfo(loss.dtype).max / 4, loss - noise[:, :k])
-    score = loss[:, :, None] - (halves.gain + noise[:, k:])[:, None, :]
-    score = jnp.where(jnp.eye(k, dtype=bool), jnp.inf, score).reshape(m, k * k)
-    best = jnp.argmin(score, axis=1)
-    possible = jnp.isfinite(score.min(axis=1))
-    row, gone, parted = jnp.arange(m), best // k, best % k
+    swaps = _pairs(loss, halves.gain + noise[:, k:], draws[:, -1])
+    row = jnp.arange(m)
+    # Out of range is dropped.
+    parted_to, gone_to = (jnp.where(swaps.made, place, k) for place in (swaps.parted, swaps.gone))
 
     def put(whole: Array, left: Array, right: Array) -> Array:
-        return whole.at[row, parted].set(left[row, parted]).at[row, gone].set(right[row, parted])
+        whole = whole.at[row, parted_to].set(left[row, swaps.parted], mode="drop")
+        return whole.at[row, gone_to].set(right[row, swaps.parted], mode="drop")
 
     swapped = jax.tree.map(put, partitions.moments, halves.left, halves.right)
-    return fitted(space, select_each(possible, swapped, partitions.moments), problem), possible
+    return fitted(space, swapped, problem), swaps.made[0]
+
+
+class _Swaps(NamedTuple):
+    """Pairs of clusters `[pairs, m]`: one given up, one split, and whether that is done."""
+
+    gone: Array
+    parted: Array
+    made: Array
+
+
+def _most_pairs(k: int) -> int:
+    return max(1, k // CLUSTERS_PER_SWAP)
+
+
+def _pairs(loss: Array, gain: Array, draw: Array) -> _Swaps:
+    """Choose clusters to give up and to split: one pair always, more if each of them gains.
+
+    Where clusters are many, one pair in a round takes long to mend a poor start. How many there are
+    at most is drawn: pairs that are near to each other may not gain together.
+    """
+    m, k = loss.shape
+    most = _most_pairs(k)
+    limit = jnp.exp(draw * math.log(most)).round().astype(jnp.int32)
+    score = loss[:, :, None] - gain[:, None, :]
+    score = jnp.where(jnp.eye(k, dtype=bool), jnp.inf, score)
+    cluster = jnp.arange(k, dtype=jnp.int32)
+
+    def choose(score: Array, place: Array) -> tuple[Array, _Swaps]:
+        flat = score.reshape(m, k * k)
+        best = jnp.argmin(flat, axis=1).astype(jnp.int32)
+        least = flat.min(axis=1)
+        made = jnp.isfinite(least) & ((place == 0) | ((least < 0) & (place < limit)))
+        gone, parted = best // k, best % k
+        used = (cluster == gone[:, None]) | (cluster == parted[:, None])
+        score = jnp.where(used[:, :, None] | used[:, None, :], jnp.inf, score)
+        return score, _Swaps(gone, parted, made)
+
+    return lax.scan(choose, score, jnp.arange(most, dtype=jnp.int32))[1]
 
 
 def _removal_costs(
@@ -177,37 +218,37 @@ def _split(
 
         return jax.vmap(one)(log_mass + _gumbel(uniform), labels)
 
-    def trial(t: Array) -> Partitions:
-        keys = jax.random.split(jax.random.fold_in(key, t), 2 * m)
-        uniform = _uniform(keys, n, dtype)
-        first = drawn(jnp.log(weight), uniform[:m])
-        away, _ = own_distances(jnp.concatenate([first, first], axis=1))
-        second = drawn(jnp.log(weight * away), uniform[m:])
-        narrow = t % 2 == 1
-        means = [jnp.where(narrow, moments.mean, first), jnp.where(narrow, first, second)]
-        halves = Mixture(
-            weights=jnp.full((m, 2 * k), 1 / (2 * k), dtype),
-            means=jnp.concatenate(means, axis=1),
-            variances=jnp.concatenate([variance, jnp.where(narrow, NARROW, 1) * variance], axis=1),
-        )
+    keys = jax.random.split(key, 3 * m)
+    uniform = _uniform(keys[: 2 * m], n, dtype)
+    first = drawn(jnp.log(weight), uniform[:m])
+    away, _ = own_distances(jnp.concatenate([first, first], axis=1))
+    second = drawn(jnp.log(weight * away), uniform[m:])
+    narrow = _uniform(keys[2 * m :], k, dtype) < 0.5
+    pair = [
+        jnp.where(narrow[..., None], moments.mean, first),
+        jnp.where(narrow[..., None], first, second),
+    ]
+    halves = Mixture(
+        weights=jnp.full((m, 2 * k), 1 / (2 * k), dtype),
+        means=jnp.concatenate(pair, axis=1),
+        variances=jnp.concatenate([variance, jnp.where(narrow, NARROW, 1) * variance], axis=1),
+    )
 
-        def iterate(_: Array, state: tuple[Mixture, Partitions]) -> tuple[Mixture, Partitions]:
-            means, slope, constant = jax.vmap(problem.coefficients)(state[0])
-            squares = own_distances(means)
-            left, right = (
-                square * own(slope[:, part]) + own(constant[:, part])
-                for square, part in zip(squares, (slice(k), slice(k, 2 * k)), strict=True)
-            )
-            second = right < left
-            parts = partitions_of(space, labels + k * second.astype(jnp.int32), 2 * k, problem)
-            return fitted(space, parts.moments, problem), parts
-
-        # Only the structure matters: the first iteration replaces all of it.
-        nothing = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(lambda: partitions_of(space, labels, 2 * k, problem)),
+    def iterate(_: Array, state: tuple[Mixture, Moments]) -> tuple[Mixture, Moments]:
+        means, slope, constant = jax.vmap(problem.coefficients)(state[0])
+        squares = own_distances(means)
+        left, right = (
+            square * own(slope[:, part]) + own(constant[:, part])
+            for square, part in zip(squares, (slice(k), slice(k, 2 * k)), strict=True)
         )
-        return lax.fori_loop(0, ITERATIONS, iterate, (halves, nothing))[1]
+        parted = labels + k * (right < left).astype(jnp.int32)
+        parts = moments_of(space, parted, 2 * k)
+        return fitted(space, parts, problem), parts
+
+    # Only the structure matters: the first iteration replaces all of it.
+    nothing = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf], axis=1), moments)
+    parts = lax.fori_loop(0, ITERATIONS, iterate, (halves, nothing))[1]
+    parts = jax.tree.map(lambda leaf: leaf.reshape(m, 2, k, *leaf.shape[2:]), parts)
 
     def part_costs(size: Array, scatter: Array, total: Array) -> Array:
         """Return what clusters cost, as a change from clusters without points."""
@@ -216,24 +257,13 @@ def _split(
             none, none, size, scatter, total=total, d=d, problem=problem, floor=space.floor
         )
 
-    def step(t: Array, best: _Halves) -> _Halves:
-        parts = jax.tree.map(lambda leaf: leaf.reshape(m, 2, k, *leaf.shape[2:]), trial(t).moments)
-        size, scatter = parts.size, parts.scatter
-        apart = part_costs(size, scatter, total[:, None]).sum(axis=1)
-        gain = part_costs(moments.size, moments.scatter, total) - apart
-        allowed = (size >= space.min_size) & ~is_flawed(space, size, scatter)
-        gain = jnp.where(allowed.all(axis=1) & jnp.isfinite(gain), gain, -jnp.inf)
-        left, right = (jax.tree.map(lambda leaf, i=i: leaf[:, i], parts) for i in range(2))
-        better = (gain > best.gain).reshape(-1)
-        flat = [
-            jax.tree.map(lambda leaf: leaf.reshape(m * k, *leaf.shape[2:]), halves)
-            for halves in (_Halves(gain, left, right), best)
-        ]
-        chosen = select_each(better, *flat)
-        return jax.tree.map(lambda leaf: leaf.reshape(m, k, *leaf.shape[1:]), chosen)
-
-    none = _Halves(jnp.full((m, k), -jnp.inf, dtype), moments, moments)
-    return lax.fori_loop(0, TRIALS, step, none)
+    size, scatter = parts.size, parts.scatter
+    apart = part_costs(size, scatter, total[:, None]).sum(axis=1)
+    gain = part_costs(moments.size, moments.scatter, total) - apart
+    allowed = (size >= space.min_size) & ~is_flawed(space, size, scatter)
+    gain = jnp.where(allowed.all(axis=1) & jnp.isfinite(gain), gain, -jnp.inf)
+    left, right = (jax.tree.map(lambda leaf, i=i: leaf[:, i], parts) for i in range(2))
+    return _Halves(gain, left, right)
 
 
 def _uniform(keys: Array, count: int, dtype: jnp.dtype) -> Array:

@@ -28,6 +28,7 @@ __all__ = [
     "is_safe",
     "labels_of",
     "make_workspace",
+    "moments_of",
     "over_tiles",
     "own_values",
     "partitions_of",
@@ -132,7 +133,7 @@ def fitted(space: Workspace, moments: Moments, problem: Problem) -> Mixture:
 
 def partitions_of(space: Workspace, labels: Array, k: int, problem: Problem) -> Partitions:
     """Return a stack of partitions from their labels."""
-    moments = _moments_of(space, labels, k)
+    moments = moments_of(space, labels, k)
     return Partitions(labels, moments, _rank(space, moments, problem))
 
 
@@ -249,7 +250,7 @@ def own_values(values: Array, label: Array) -> Array:
     return jnp.where(inside, values, 0).sum(axis=0)
 
 
-def _moments_of(space: Workspace, labels: Array, k: int) -> Moments:
+def moments_of(space: Workspace, labels: Array, k: int) -> Moments:
     """Return the moments of a stack of partitions, in one pass where that is precise enough."""
     rows = space.rows
     itemsize = rows.rows.dtype.itemsize

@@ -23,6 +23,7 @@ class Effort:
         patience: how many rounds without a better solution end a search.
         restarts: how many searches there are, each with starts of its own; if more than one, the
             best of all meet in a last one.
+        agreeing: if so many of them find the same best cost, there are no more searches.
         methods: where starts come from, a method for each group in turn: those of `seed`, and
             `"em"` and `"annealed"`, k-means++ followed by iterations of soft EM at temperature 1
             or falling from there.
@@ -36,6 +37,7 @@ class Effort:
     rounds: int = 100
     patience: int = 5
     restarts: int = 3
+    agreeing: int = 2
     methods: tuple[StartMethod, ...] = ("kmeans++", "abs")
     population: int = 8
     sample: int = 32768
@@ -50,6 +52,7 @@ EFFORTS: dict[str, Effort] = {
         rounds=2000,
         patience=40,
         restarts=6,
+        agreeing=4,
         methods=("kmeans++", "abs", "annealed", "em", "subsets", "farthest", "random"),
         sample=131072,
     ),
@@ -68,7 +71,7 @@ def to_effort(effort: Any, time_limit: Any) -> Effort:
         raise TypeError(
             f"effort must be one of {tuple(EFFORTS)} or a jaxcmle.Effort, got {effort!r}"
         )
-    for name in ("starts", "rounds", "patience", "restarts", "population", "sample"):
+    for name in ("starts", "rounds", "patience", "restarts", "agreeing", "population", "sample"):
         inputs.to_whole(getattr(effort, name), f"Effort.{name}")
     methods: Any = effort.methods
     known = isinstance(methods, tuple | list) and set(methods) <= set(get_args(StartMethod))

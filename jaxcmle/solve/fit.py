@@ -44,7 +44,7 @@ __all__ = ["fit"]
 MOST_CERTIFIED = 4096
 # Iterations of CEM for a child. Where clusters of few points have a minimum size, CEM leaves good
 # partitions: then every second round has one iteration, and single-point moves do the rest.
-MAX_ITER = 60
+MAX_ITER = 30
 FEW_POINTS = 64
 # After a search on a sample: iterations of CEM on all points in one go, all in all, and batches of
 # moves at the end.
@@ -55,6 +55,8 @@ LAST_PASSES = 20
 SAMPLE_SLACK = 0.7
 # What counts as better, relative to the cost.
 VISIBLE = 1e-7
+# What two searches may differ by, relative to the cost, to have found the same.
+AGREE = 2e-6
 
 
 def fit(
@@ -290,16 +292,28 @@ def _search(
         return population
 
     groups = -(-effort.starts // effort.population)
+    # Rounds on few points cost next to nothing, and their searches agree on what is not optimal.
+    enough = math.inf if len(x) <= FEW_POINTS else effort.agreeing
     found = [evolve(population, groups)]
     while len(found) < effort.restarts and done < effort.rounds and not stopped:
         found.append(evolve(nothing, groups))
-    population = found[0]
-    if len(found) > 1:
-        population = evolve(_union(found), 0)
+        if _agreeing(found) >= enough:
+            break
+    population = _union(found)
+    if len(found) > 1 and _agreeing(found) < enough:
+        population = evolve(population, 0)
     if not stopped:
         population = next_round(round_key, done, space, population, starts, FINISH, 0, problem)
     status = Status.INTERRUPTED if stopped else Status.CONVERGED
     return _Search(space, population, problem, status, done)
+
+
+def _agreeing(populations: list[Partitions]) -> int:
+    """Return how many of the searches have found the best, to rounding."""
+    ranks = np.array([[leaf[0] for leaf in jax.device_get(each.rank)] for each in populations])
+    best = ranks[np.lexsort(ranks.T[::-1])[0]]
+    same = (ranks[:, :2] == best[:2]).all(axis=1)
+    return int((same & (ranks[:, 2] - best[2] <= AGREE * abs(best[2]))).sum())
 
 
 def _union(populations: list[Partitions]) -> Partitions:

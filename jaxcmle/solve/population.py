@@ -45,7 +45,7 @@ __all__ = [
 # What the children of a round begin as.
 START, CROSS, FINISH = 0, 1, 2
 # Batches of moves for a child; to finish, as many as there are.
-MAX_PASSES = 20
+MAX_PASSES = 4
 # How often a child gives up a cluster for another.
 SWAPS = 1
 # Solutions whose costs differ by less than so many nats (or roundings) are the same.
@@ -122,7 +122,7 @@ def next_round(
         space: the points.
         population: m solutions.
         starts: m mixtures in the user's coordinates, for a round of starts.
-        kind: START, CROSS, or FINISH, which moves single points until none improves.
+        kind: START, CROSS, or FINISH, which moves single points of the best until none improves.
         max_iter: iterations of CEM for a child, at most.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
     """
@@ -153,7 +153,10 @@ def next_round(
         )
         return select_each(possible & (first | is_better(new.rank, children.rank)), new, children)
 
-    children = lax.fori_loop(0, swaps + 1, stage, population)
+    # Only the best is wanted at the end: copies of it are done when it is.
+    best = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), population)
+    first = jax.tree.map(partial(jnp.where, finishing), best, population)
+    children = lax.fori_loop(0, swaps + 1, stage, first)
     return _best(population, children)
 
 
