@@ -206,6 +206,17 @@ def test_progress_is_silent_unless_asked_for(capsys):
     assert "of 3 rounds" in capsys.readouterr().err
 
 
+def test_searches_that_agree_are_enough():
+    x = clusters(8, n=70, spread=30.0)
+    effort = jc.Effort(patience=2, restarts=5, agreeing=2, methods=("kmeans++",))
+    two = jc.fit(x, K, effort=effort)
+    five = jc.fit(x, K, effort=dataclasses.replace(effort, agreeing=5))
+    never = jc.fit(x, K, effort=dataclasses.replace(effort, agreeing=6))
+    # Each has a round of starts and two in which nothing improves; the last one has no starts.
+    assert [int(each.n_iter) for each in (two, five, never)] == [6, 15, 17]
+    assert float(two.cost) == float(five.cost) == float(never.cost)
+
+
 def test_clusters_of_identical_points_do_not_win():
     """A pair of equal points would cost less than anything: it must lose all the same."""
     blob = np.arange(N) % 2

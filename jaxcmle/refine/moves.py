@@ -167,7 +167,6 @@ def _best_moves(
     """
     size, mean, scatter = moments
     short = size < space.min_size
-    flawed = is_flawed(space, size, scatter)
 
     def one_tile(tile: Any, label: Array, weight: Array) -> tuple[Array, Array]:
         square = squared_distances(space, tile, mean, safe)
@@ -178,7 +177,9 @@ def _best_moves(
         open_to = elsewhere & (short[:, None] | ~short.any())
         best, target = numerics.smallest(jnp.where(open_to, entering, jnp.inf))
         left = size[label] - weight
-        sound = ~is_flawed(space, left, rest) | flawed[label]
+        # From gathered numbers: to gather truth values takes longer than all the rest.
+        flawed = is_flawed(space, size[label], scatter[label])
+        sound = ~is_flawed(space, left, rest) | flawed
         allowed = (weight > 0) & (left >= space.min_size) & sound
         change = best + leaving
         rounding = ROUNDINGS * jnp.finfo(change.dtype).eps * (jnp.abs(best) + jnp.abs(leaving))

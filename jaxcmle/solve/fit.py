@@ -266,7 +266,7 @@ def _search(
     def evolve(population: Partitions, groups: int) -> Partitions:
         """Run rounds, first with groups of starts, until nothing improves."""
         nonlocal starts, done, seedings, stopped
-        best: tuple[float, ...] = (math.inf,) * 3
+        best = _first_rank(population)
         stale = 0
         while done < effort.rounds and stale < effort.patience and not stopped:
             seeded = groups > 0
@@ -283,7 +283,7 @@ def _search(
                 round_key, done, space, population, starts, kind, max_iter, problem
             )
             done += 1
-            rank = tuple(float(value[0]) for value in jax.device_get(population.rank))
+            rank = _first_rank(population)
             visible = (*rank[:2], rank[2] + VISIBLE * abs(rank[2]))
             stale = 0 if visible < best or seeded else stale + 1
             best = min(best, rank)
@@ -310,10 +310,14 @@ def _search(
 
 def _agreeing(populations: list[Partitions]) -> int:
     """Return how many of the searches have found the best, to rounding."""
-    ranks = np.array([[leaf[0] for leaf in jax.device_get(each.rank)] for each in populations])
-    best = ranks[np.lexsort(ranks.T[::-1])[0]]
-    same = (ranks[:, :2] == best[:2]).all(axis=1)
-    return int((same & (ranks[:, 2] - best[2] <= AGREE * abs(best[2]))).sum())
+    ranks = [_first_rank(each) for each in populations]
+    *others, cost = min(ranks)
+    return sum(rank <= (*others, cost + AGREE * abs(cost)) for rank in ranks)
+
+
+def _first_rank(population: Partitions) -> tuple[float, ...]:
+    """Return the rank of the first solution, which is the best."""
+    return tuple(float(value[0]) for value in jax.device_get(population.rank))
 
 
 def _union(populations: list[Partitions]) -> Partitions:
