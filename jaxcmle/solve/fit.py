@@ -322,12 +322,20 @@ def _first_rank(population: Partitions) -> tuple[float, ...]:
 
 def _union(populations: list[Partitions]) -> Partitions:
     """Return the best of several populations, about as many of each, in one of the same size."""
+    if len(populations) == 1:
+        return populations[0]
     m = populations[0].labels.shape[0]
-    stacked = jax.tree.map(lambda *stacks: jnp.stack(stacks, axis=1), *populations)
+    host = jax.device_get([population.rank for population in populations])
+    ranks = [np.concatenate(leaves) for leaves in zip(*host, strict=True)]
     # The best of each first, then the second best of each, and so on.
-    mixed = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:m], stacked)
-    order = np.lexsort(tuple(reversed(jax.device_get(mixed.rank))))
-    return jax.tree.map(lambda leaf: leaf[order], mixed)
+    mixed = np.arange(len(populations) * m).reshape(-1, m).T.reshape(-1)[:m]
+    order = np.lexsort([leaf[mixed] for leaf in reversed(ranks)])
+    return _taken(populations, mixed[order])
+
+
+@jax.jit
+def _taken(populations: list[Partitions], places: Array) -> Partitions:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[places], *populations)
 
 
 def _fit_sample(
