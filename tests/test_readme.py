@@ -111,12 +111,44 @@ def test_the_measured_ranges_of_pruning_are_those_of_the_committed_results():
     assert f"| all sets | | | {shares[0]} | {shares[1]} |" in README
 
 
+def quality(part):
+    path = ROOT / "benchmarks" / "results" / f"quality_{part}.json"
+    return json.loads(path.read_text(encoding="utf-8"))[part]
+
+
 def test_the_quality_of_fit_is_that_of_the_committed_results():
-    path = ROOT / "benchmarks" / "results" / "quality_real.json"
-    found = json.loads(path.read_text(encoding="utf-8"))["real"]["cells"]
+    found = quality("real")["cells"]
     for name in dict.fromkeys(cell["set"] for cell in found):
         cells = [cell for cell in found if cell["set"] == name]
         good = sum(cell["keys as good"] for cell in cells)
         keys = sum(cell["keys"] for cell in cells)
         ratios = span([cell["ratios"]["GaussianMixture"] for cell in cells], 2)
         assert f"| {name} | {good} of {keys} | {ratios} |" in README
+    fast = sum(cell["ratios"]["GaussianMixture"] >= 1 for cell in found)
+    assert f"met in {fast} of {len(found)} cells" in README
+
+
+def test_the_quality_of_the_thorough_search_is_that_of_the_committed_results():
+    cells = quality("thorough")["cells"]
+    for name in dict.fromkeys(cell["set"] for cell in cells):
+        above = [round(cell["above best known"], 2) for cell in cells if cell["set"] == name]
+        row = " | ".join(f"{value + 0.0:.2f}" for value in above)
+        assert f"| {name} | {row} |" in README
+
+
+def test_the_quality_on_known_answers_is_that_of_the_committed_results():
+    synthetic, brute = quality("synthetic"), quality("brute")
+    instances = [one for shape in synthetic["shapes"] for one in shape["instances"]]
+    reached = sum(one["reached"] for one in instances)
+    words = " ".join(README.split())
+    assert f"{reached} of {len(instances)} mixtures" in words
+    reached = sum(one["reached"] for one in brute["instances"])
+    assert f"{reached} of {len(brute['instances'])} instances" in words
+
+
+def test_the_large_instances_are_those_of_the_committed_results():
+    path = ROOT / "benchmarks" / "results" / "large.json"
+    for one in json.loads(path.read_text(encoding="utf-8"))["results"]:
+        words = "at most the truth" if one["reached"] else f"{one['difference']:.0f} nats above"
+        memory = f"{one['bytes'] / 1e9:.1f} GB"
+        assert f"| {one['n']:,} × {one['d']:,}, {one['k']} | {words} | {memory} |" in README
