@@ -279,6 +279,11 @@ def test_without_a_certificate_the_reason_is_given(monkeypatch):
     solution = jc.fit(clusters(), K, effort=SMALL)
     assert solution.guarantee.kind == "none"
     assert "56 points are more than 10" in solution.guarantee.reason
+    assert "with_certificate" in solution.guarantee.reason
+    solution = jc.fit(clusters(), K, effort=SMALL, min_size=0)
+    assert np.isfinite(solution.cost)
+    assert solution.guarantee.kind == "none"
+    assert "without a minimum size" in solution.guarantee.reason
     assert math.isinf(solution.guarantee.gap)
 
 

@@ -296,9 +296,9 @@ def _search(
     enough = math.inf if len(x) <= FEW_POINTS else effort.agreeing
     found = [evolve(population, groups)]
     while len(found) < effort.restarts and done < effort.rounds and not stopped:
-        found.append(evolve(nothing, groups))
         if _agreeing(found) >= enough:
             break
+        found.append(evolve(nothing, groups))
     population = _union(found)
     if len(found) > 1 and _agreeing(found) < enough:
         population = evolve(population, 0)
@@ -400,16 +400,17 @@ def _order(solution: Solution) -> tuple[bool, float]:
 def _certified(instance: _Instance, solution: Solution) -> Solution:
     """Return the solution with its certificate, or with the reason why it has none."""
     points, weight, _, problem, limits = instance
-    reason = ""
-    if int(solution.status) == Status.INTERRUPTED:
-        reason = "the search was interrupted"
+    reason, later = "", "; with_certificate computes it all the same"
+    if limits.min_size <= 0:
+        reason = "there is no lower bound without a minimum size; set min_size to 1 or more"
+    elif int(solution.status) == Status.INTERRUPTED:
+        reason = "the search was interrupted" + later
     elif len(points) > MOST_CERTIFIED:
         reason = (
             f"the lower bound looks at all pairs of points, and {len(points)} points are more than "
-            f"{MOST_CERTIFIED}"
+            f"{MOST_CERTIFIED}" + later
         )
     if reason:
-        reason += "; with_certificate computes it all the same"
         return dataclasses.replace(
             solution, guarantee=Guarantee(reason=reason, min_size=limits.min_size)
         )
