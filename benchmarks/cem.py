@@ -9,7 +9,6 @@ Run: `python -m benchmarks.cem` (add `--json FILE` to keep the numbers).
 """
 
 import argparse
-import json
 import statistics
 import time
 import warnings
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcmle as jc
-from benchmarks.common import provenance
+from benchmarks.common import report
 
 # Points, features, clusters, and the two iteration counts to take the slope between.
 SHAPES = (
@@ -152,11 +151,7 @@ def main() -> None:
             cells.append(f"{ratio:.2f}x{mark}")
         own = f"{result['milliseconds']['jaxcmle']:.2f} ms"
         print(f"{n:>9} {d:>3} {k:>3} {own:>10} {cells[0]:>20} {cells[1]:>22}", flush=True)
-    source = provenance("scikit-learn")
-    print(", ".join(f"{name} {value}" for name, value in source.items()))
-    if options.json:
-        text = json.dumps({"provenance": source, "results": results}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
+    report({"results": results}, options.json, "scikit-learn")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ numbers).
 """
 
 import argparse
-import json
 import multiprocessing
 import resource
 import sys
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcmle as jc
-from benchmarks.common import provenance
+from benchmarks.common import report
 from benchmarks.quality import cem_cost, default_min_size, is_reached, mixture_data, solution_cost
 
 # Points, features, clusters.
@@ -86,11 +85,7 @@ def main() -> None:
             f"{one['bytes'] / 1e6:>7.0f}{one['bytes over data']:>8.1f}  {one['status']}",
             flush=True,
         )
-    source = provenance()
-    print(", ".join(f"{name} {value}" for name, value in source.items()))
-    if options.json:
-        text = json.dumps({"provenance": source, "results": found}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
+    report({"results": found}, options.json)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Run: `python -m benchmarks.pruning` (add `--json FILE` to keep the numbers).
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
@@ -31,7 +30,7 @@ import numpy as np
 from jax import Array, lax
 
 import jaxcmle as jc
-from benchmarks.common import provenance
+from benchmarks.common import report
 from jaxcmle.candidates.seeding import SeedMethod
 from jaxcmle.refine.cem import cem_all
 from jaxcmle.selection import keep_largest
@@ -212,12 +211,8 @@ def main() -> None:
     words = ("better", "equal", "worse")
     total = {word: float(np.mean([found[word] for found in seeding])) for word in words}
     print("all sets: " + ", ".join(f"{word} {share:.0%}" for word, share in total.items()))
-    source = provenance()
-    print(", ".join(f"{name} {value}" for name, value in source.items()))
-    if options.json:
-        results = {"selection": selection, "seeding": seeding, "all sets": total}
-        text = json.dumps({"provenance": source, **results}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
+    results = {"selection": selection, "seeding": seeding, "all sets": total}
+    report(results, options.json)
 
 
 if __name__ == "__main__":

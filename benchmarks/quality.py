@@ -25,13 +25,12 @@ seed is the number of the instance.
 Brute force: instances of up to 12 points, with outliers, duplicates, two scales or heavy tails, for
 all three problems, and variances of at least `FLOOR`. The optimum is the least over all partitions.
 
-Run: `python -m benchmarks.quality` (add `--only real,synthetic,brute` for some of the parts,
+Run: `python -m benchmarks.quality` (add `--only real,thorough` for some of the parts,
 `--quick` for fewer keys and instances, `--json FILE` to keep the numbers).
 """
 
 import argparse
 import functools
-import json
 import math
 import statistics
 import time
@@ -45,7 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcmle as jc
-from benchmarks.common import provenance
+from benchmarks.common import report
 
 T = TypeVar("T")
 
@@ -521,15 +520,6 @@ def run_brute(quick: bool) -> dict[str, Any]:
     return {"instances": instances, "total": total}
 
 
-def plain(value: Any) -> Any:
-    """Return the value with None for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(PARTS), help="parts to run, with commas between")
@@ -551,12 +541,7 @@ def main() -> None:
         if part in chosen:
             results[part] = runs[part](options.quick)
             print()
-    source = provenance("scikit-learn")
-    print(", ".join(f"{name} {value}" for name, value in source.items()))
-    if options.json:
-        everything = {"provenance": source, "quick": options.quick, **results}
-        text = json.dumps(plain(everything), indent=1, allow_nan=False)
-        options.json.write_text(text + "\n", encoding="utf-8")
+    report({"quick": options.quick, **results}, options.json, "scikit-learn")
 
 
 if __name__ == "__main__":

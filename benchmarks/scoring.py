@@ -10,7 +10,6 @@ Run: `python -m benchmarks.scoring` (add `--json FILE` to keep the numbers).
 """
 
 import argparse
-import json
 import resource
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import provenance
+from benchmarks.common import report
 from jaxcmle.candidates import scoring
 
 N = 8192
@@ -156,12 +155,8 @@ def main() -> None:
         repetitions.append({"k": k, "variances": g, "d": d, "rate": rate})
         share = rate / results[0]["rates"]["sgemm"]
         print(f"block means, k={k}, {g} variances, d={d}: {rate / 1e9:.2f} G/s, {share:.3f} sgemm")
-    source = provenance()
-    print(", ".join(f"{name} {value}" for name, value in source.items()))
-    if options.json:
-        found = {"results": results, "repetitions": repetitions, "peak MiB": peak}
-        text = json.dumps({"provenance": source, **found}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
+    found = {"results": results, "repetitions": repetitions, "peak MiB": peak}
+    report(found, options.json)
 
 
 if __name__ == "__main__":

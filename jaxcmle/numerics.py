@@ -29,6 +29,7 @@ __all__ = [
     "centred",
     "cluster_moments",
     "cluster_sums",
+    "in_tiles",
     "is_small",
     "map_stack",
     "matmul_coefficients",
@@ -296,6 +297,12 @@ def point_tiles(rows: Array, k: int) -> Array:
     needed = 0 if is_small(k, columns) else n * k * rows.dtype.itemsize
     tiles = max(1, -(-needed // tile_bytes()))
     length = -(-n // tiles)
+    return in_tiles(rows, tiles, length)
+
+
+def in_tiles(rows: Array, tiles: int, length: int) -> Array:
+    """Return rows `[n, c]` as so many tiles of so many points, `[tiles, c, length]`."""
+    n, columns = rows.shape
     padded = jnp.pad(rows, ((0, tiles * length - n), (0, 0)))
     return padded.reshape(tiles, length, columns).transpose(0, 2, 1)
 

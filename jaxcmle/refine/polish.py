@@ -233,8 +233,7 @@ def _move_deltas(
     moments = numerics.cluster_moments(points, numerics.moment_rows(points), labels, k)
     tiles = numerics.point_tiles(points.x, k)
     count, _, length = tiles.shape
-    lowest = 4 * jnp.finfo(x.dtype).tiny
-    floor = least_variance(points, min_variance)
+    floor, lowest = (least_variance(points, least) for least in (min_variance, 0.0))
 
     def shaped(values: Array) -> Array:
         return jnp.pad(values, (0, count * length - len(values))).reshape(count, length)

@@ -103,14 +103,13 @@ def make_workspace(
     # For twice as many clusters: a search splits them all.
     tiles = numerics.point_tiles(points.x, 2 * k)
     count, d, length = tiles.shape
+    small = numerics.is_small(2 * k, d)
     centred, _ = numerics.centred(points)
     features = numerics.matmul_features(centred)
-    feature_tiles = jnp.pad(features, ((0, count * length - len(features)), (0, 0)))
-    feature_tiles = feature_tiles.reshape(count, length, d + 2).transpose(0, 2, 1)
     return Workspace(
         points=points,
         tiles=tiles,
-        features=tiles if numerics.is_small(2 * k, d) else feature_tiles,
+        features=tiles if small else numerics.in_tiles(features, count, length),
         rows=numerics.moment_rows(points),
         whole=numerics.whole_moments(points),
         largest_norm=features[:, -2].max(),

@@ -21,9 +21,10 @@ class Effort:
         starts: how many starts a search has; they come in groups of `population`.
         rounds: how many rounds there are, at most, those with starts among them.
         patience: how many rounds without a better solution end a search.
-        restarts: how many searches there are, each with starts of its own; if more than one, the
-            best of all meet in a last one.
-        agreeing: if so many of them find the same best cost, there are no more searches.
+        restarts: how many searches there are at most, each with starts of its own; if more than
+            one, the best of all meet in a last one.
+        agreeing: if so many of them find the same best cost, neither more searches nor a last one
+            follow. Not for up to 64 points: there all of them take next to no time.
         methods: where starts come from, a method for each group in turn: those of `seed`, and
             `"em"` and `"annealed"`, k-means++ followed by iterations of soft EM at temperature 1
             or falling from there.
