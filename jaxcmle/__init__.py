@@ -32,6 +32,7 @@ from jaxcmle.problem.types import (
     Solution,
     Status,
 )
+from jaxcmle.proof.certify import certify
 from jaxcmle.refine.anneal import anneal
 from jaxcmle.refine.cem import cem, cem_restarts
 from jaxcmle.refine.polish import move_deltas, polish
@@ -62,6 +63,7 @@ __all__ = [
     "assign",
     "cem",
     "cem_restarts",
+    "certify",
     "check_instance",
     "cost",
     "estimate",

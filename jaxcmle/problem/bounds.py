@@ -235,7 +235,9 @@ def with_certificate(
     labels = inputs.to_labels(solution.labels, points.shape[0], k)
     bound = _bound_terms(points, weight, k, size, problem, min_variance, byte_budget).bound
     gap, size = _gap(points, weight, labels, solution.cost, bound, size, k)
-    guarantee = Guarantee(kind="certificate", lower_bound=bound, gap=gap, min_size=size)
+    guarantee = Guarantee(
+        kind="certificate", lower_bound=bound, gap=gap, min_size=size, method="pairs"
+    )
     return dataclasses.replace(solution, guarantee=inputs.to_python(guarantee))
 
 

@@ -71,6 +71,14 @@ class Guarantee:
         scale: the scale on which the claim of `eps` holds, `"tight"` or `"paper"` as in `rescale`;
             None where costs are taken as they are.
         reason: why there is no certificate, where one could be expected.
+        method: which of the lower bounds this is: `"pairs"` (the closed form over all pairs of
+            points), `"cells"`, `"span"` or `"triangle"` (see `certify`).
+        tolerance: the gap that `certify` was asked for, or None.
+        reached: whether the gap is within the tolerance, or None.
+        interrupted: Ctrl-C or a limit on time or work came before all had been tried. The lower
+            bound holds all the same.
+        better: a solution that costs less, if `certify` came across one, with a guarantee of its
+            own; or None.
     """
 
     kind: Literal["certificate", "probabilistic", "deterministic", "none"] = dataclasses.field(
@@ -86,6 +94,13 @@ class Guarantee:
         default=None, metadata={"static": True}
     )
     reason: str = dataclasses.field(default="", metadata={"static": True})
+    method: Literal["", "pairs", "cells", "span", "triangle"] = dataclasses.field(
+        default="", metadata={"static": True}
+    )
+    tolerance: ArrayLike | None = None
+    reached: ArrayLike | None = None
+    interrupted: ArrayLike | None = None
+    better: "Solution | None" = None
 
 
 @jax.tree_util.register_dataclass

@@ -14,16 +14,18 @@ class Report(NamedTuple):
     """How far a search has come.
 
     Attributes:
-        done: candidates looked at, or rounds done.
-        total: candidates in all, or rounds at most.
-        rate: candidates or rounds a second.
+        done: candidates or cells looked at, or rounds done.
+        total: candidates in all, or rounds at most; 0 where that is not known.
+        rate: candidates, cells or rounds a second.
         cost: the best cost so far, in the user's units.
+        gap: for a certificate, how far from optimal that can be, in nats per point; else None.
     """
 
     done: int
     total: int
     rate: float
     cost: float
+    gap: float | None = None
 
 
 ProgressOption = bool | Callable[[Report], Any] | None
@@ -53,19 +55,15 @@ class Progress:
         self._last = -1.0
         self._width = 0
 
-    def update(self, done: int, total: int, cost: float) -> None:
-        """Report, to the terminal not more often than is pleasant."""
+    def update(self, done: int, total: int, cost: float, gap: float | None = None) -> None:
+        """Report, to the terminal not more often than is pleasant. A total of 0 is not known."""
         now = time.monotonic()
-        report = Report(done, total, done / max(now - self._begin, 1e-9), cost)
+        report = Report(done, total, done / max(now - self._begin, 1e-9), cost, gap)
         if self._function is not None:
             self._function(report)
-        if self._shows and (now - self._last > 0.2 or done >= total):
+        if self._shows and (now - self._last > 0.2 or 0 < total <= done):
             self._last = now
-            line = (
-                f"{report.done / max(report.total, 1):6.1%} of {_short(report.total)} "
-                f"{self._unit}, "
-                f"{_short(report.rate)}/s, best cost {report.cost:.3f}"
-            )
+            line = _line(report, self._unit)
             self._width = max(self._width, len(line))
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
 
@@ -74,6 +72,15 @@ class Progress:
         if self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
             self._width = 0
+
+
+def _line(report: Report, unit: str) -> str:
+    if report.total:
+        how_far = f"{report.done / report.total:6.1%} of {_short(report.total)} {unit}"
+    else:
+        how_far = f"{_short(report.done)} {unit}"
+    line = f"{how_far}, {_short(report.rate)}/s, best cost {report.cost:.3f}"
+    return line if report.gap is None else f"{line}, at most {report.gap:.4f} per point too much"
 
 
 class CtrlC:
