@@ -33,14 +33,14 @@ class Groups(NamedTuple):
     """The points of each group, padded to the same number p.
 
     Attributes:
-        index: whole `[j, p]`, where the points are; -1 for padding.
+        places: whole `[j, p]`, where the points are; -1 for padding.
         weight: `[j, p]`, 0 for padding.
         size: `[j]`, the weight of the group.
         spread: `[j]`, the largest eigenvalue of the covariance of the offsets, rounded up.
         longest: `[j]`, the length of the longest offset, rounded up.
     """
 
-    index: np.ndarray
+    places: np.ndarray
     weight: Array
     size: Array
     spread: Array
@@ -48,7 +48,7 @@ class Groups(NamedTuple):
 
     def prices(self, prices: np.ndarray) -> Array:
         """Return the prices of the points by group."""
-        return jnp.asarray(np.where(self.index >= 0, prices[self.index], NO_POINT))
+        return jnp.asarray(np.where(self.places >= 0, prices[self.places], NO_POINT))
 
 
 def make_groups(task: Task, offsets: np.ndarray) -> Groups:
@@ -57,10 +57,10 @@ def make_groups(task: Task, offsets: np.ndarray) -> Groups:
     longest = max(len(each) for each in members)
     step = max(8, 1 << max(longest - 1, 1).bit_length()) // PADDING
     length = longest + -longest % step
-    index = np.stack(
-        [np.pad(each, (0, length - len(each)), constant_values=-1) for each in members]
-    )
-    weight = np.where(index >= 0, task.weight[index], 0.0)
+    places = np.full((task.k, length), -1)
+    for row, each in zip(places, members, strict=True):
+        row[: len(each)] = each
+    weight = np.where(places >= 0, task.weight[places], 0.0)
     size, spread, norm = [], [], []
     for each in members:
         a, o = task.weight[each], offsets[each]
@@ -69,7 +69,7 @@ def make_groups(task: Task, offsets: np.ndarray) -> Groups:
         # Rounding, and a mean that is not quite 0, lengthen it by less than this.
         spread.append(np.linalg.eigvalsh(covariance)[-1] * (1 + 1e-9) + 1e-24)
         norm.append(np.sqrt((o * o).sum(axis=1).max()) * (1 + 1e-9) + 1e-12)
-    return Groups(index, *(jnp.asarray(each) for each in (weight, size, spread, norm)))
+    return Groups(places, *(jnp.asarray(each) for each in (weight, size, spread, norm)))
 
 
 def group_sums(groups: Groups, gains: Array, thresholds: Array) -> Array:

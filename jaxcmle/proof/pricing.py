@@ -78,7 +78,7 @@ class Pricing(NamedTuple):
 
 
 class Sets(NamedTuple):
-    """Clusters that make a profit.
+    """Clusters that make a profit, as arrays on the device or the host.
 
     Attributes:
         members: bool `[m, n]`.
@@ -88,11 +88,11 @@ class Sets(NamedTuple):
         precision: `[m]`.
     """
 
-    members: Array
-    profit: Array
-    cost: Array
-    mean: Array
-    precision: Array
+    members: Any
+    profit: Any
+    cost: Any
+    mean: Any
+    precision: Any
 
 
 def threshold_grid(min_size: float, max_size: float, total: float, entropy: float) -> np.ndarray:
@@ -219,7 +219,7 @@ def _best_precision(pricing: Pricing, square: Array, low: Array, high: Array) ->
 def best_sets(
     pricing: Pricing, duals: Array, means: Array, precision: Array, iterations: int = 6
 ) -> Sets:
-    """Climb from each of m means and precisions: the best set for them, then its own mean and so on.
+    """Climb from each of m means and precisions: the best set for them, its own mean, and so on.
 
     Profits never fall. A set is the points of the largest gains; of points that gain the same, all
     or none.

@@ -43,7 +43,7 @@ class CentreSpan:
         inside = (task.x - middle) @ self._basis
         outside = task.x - middle - inside @ self._basis.T
         self._groups = make_groups(task, outside)
-        index = self._groups.index
+        index = self._groups.places
         self._inside = jnp.asarray(np.where(index[..., None] >= 0, inside[index], 0.0))
         lengths = np.sqrt((outside * outside).sum(axis=1))
         self._squares = jnp.asarray(np.where(index >= 0, lengths[index] ** 2, 0.0))
@@ -105,7 +105,7 @@ class CentreSpan:
         return jax.tree.map(np.asarray, sets)
 
     def _arrays(self) -> tuple[Pricing, Groups, Array, Array, Array]:
-        groups = self._groups._replace(index=np.zeros(0))
+        groups = self._groups._replace(places=np.zeros(0))
         return self.task.pricing, groups, self._inside, self._squares, self._prices
 
 

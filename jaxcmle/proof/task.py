@@ -143,12 +143,12 @@ def make_task(
     x = x / scale
     fixed = isinstance(problem, WKM)
     if isinstance(problem, WKM):
-        problem = WKM(beta=float(problem.beta) * scale**2)
+        problem = WKM(beta=float(np.asarray(problem.beta)) * scale**2)
     min_variance = min_variance / scale**2
     max_size = total - (k - 1) * min_size
     padded_x, padded_weight = _padded(x, weight)
     if isinstance(problem, WKM):
-        low = high = 2 * float(problem.beta)
+        low = high = 2 * float(np.asarray(problem.beta))
     else:
         floor = max(_variance_floor(padded_x, padded_weight, weight, x, min_size), min_variance)
         if floor <= 0:
@@ -157,12 +157,11 @@ def make_task(
         low = min(high, d / _mean_of_largest((x * x).sum(axis=1), weight, min_size))
     entropy = 0.0 if isinstance(problem, UCMLE) else 1.0
     grid = threshold_grid(min_size, max_size, total, entropy)
-    numbers = (total, min_size, max_size, 0.0 if fixed else d / 2, entropy, low, high)
+    numbers = (total, min_size, max_size, 0.0 if fixed else d / 2, entropy, low, high, grid)
     pricing = Pricing(
         jnp.asarray(padded_x),
         None if (weight == 1).all() else jnp.asarray(padded_weight),
         *(jnp.asarray(number, jnp.float64) for number in numbers),
-        thresholds=jnp.asarray(grid),
     )
     offset = 0.0 if fixed else total * d * math.log(scale)
     task = Task(x, weight, k, problem, min_variance, pricing, labels, math.nan, offset)
@@ -200,7 +199,7 @@ def _variance_floor(
         squares = ((points - row) ** 2).sum(axis=1)
         order = np.argsort(squares, kind="stable")
         reached = np.searchsorted(np.cumsum(weight[order]), size)
-        near.append(squares[order[min(reached, len(points) - 1)]])
+        near.append(float(squares[order[min(int(reached), len(points) - 1)]]))
     low, high = max(min(near) / 16, max(near) * 1e-12), max(near)
     if high <= 0:
         return 0.0

@@ -39,7 +39,7 @@ class Triangle:
         _, means, _ = task.moments(task.labels)
         offsets = task.x - means[task.labels]
         self._groups = make_groups(task, offsets)
-        index = self._groups.index
+        index = self._groups.places
         lengths = np.sqrt((offsets * offsets).sum(axis=1))
         self._lengths = jnp.asarray(np.where(index >= 0, lengths[index], 0.0))
         between = np.sqrt(((means[:, None] - means) ** 2).sum(axis=2)) * (1 - 1e-9)
@@ -62,7 +62,7 @@ class Triangle:
         """Return a profit that no cluster exceeds."""
         best = -math.inf
         by_group = self._groups.prices(prices)
-        groups = self._groups._replace(index=np.zeros(0))
+        groups = self._groups._replace(places=np.zeros(0))
         for i in range(0, len(self._precisions), CHUNK):
             rows = np.minimum(np.arange(i, i + CHUNK), len(self._precisions) - 1)
             profits = _profits(
