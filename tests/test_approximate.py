@@ -300,11 +300,22 @@ def test_too_many_candidates_names_what_fits():
         changed = given | {name: float(value)}
         limit = changed.pop("max_candidates")
         assert jc.plan(x, 3, **changed).tuples <= limit
-    # With a certificate tried first, what was found is not lost.
+    # With a certificate tried first, in vain, what was found is not lost.
+    noise = np.random.default_rng(0).normal(size=(60, 8))
     with pytest.raises(jc.TooManyCandidatesError) as caught:
-        jc.approximate(x, 3, eps=0.2, max_candidates=1e6)
-    assert abs(float(caught.value.solution.cost) - 387.756) < 0.01
-    assert caught.value.solution.guarantee.gap < 2
+        jc.approximate(noise, 3, eta=0.1, max_candidates=1e6)
+    assert math.isfinite(caught.value.solution.cost)
+    assert 0.1 < caught.value.solution.guarantee.gap < 2
+    assert caught.value.solution.guarantee.method
+
+
+def test_the_tight_certificate_comes_before_any_enumeration():
+    """Of which there would be no end."""
+    solution = jc.approximate(load_iris().x, 3, eta=0.05, max_candidates=1)
+    assert solution.guarantee.kind == "certificate"
+    assert solution.guarantee.method == "cells"
+    assert solution.guarantee.gap <= 0.05
+    assert abs(float(solution.cost) - 387.756) < 0.01
 
 
 def test_progress_reports_and_interruption_keeps_the_best():

@@ -21,6 +21,7 @@ from jaxcmle.problem.pairs import (
     first_sums,
     over_pairs,
     sorted_rows,
+    spare_part,
     unless_nan,
 )
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Problem, Solution
@@ -298,6 +299,8 @@ def _bound_terms(
     def term(sums: Array, size: ArrayLike) -> Array:
         return _bound_term(sums, jnp.asarray(size, x.dtype), total, d, problem, min_variance)
 
+    spare = spare_part(weight, n, x.dtype)
+
     def row(index: Array, distances: Array) -> Array:
         ordered, spread = sorted_rows(distances, weight)
         size = jnp.cumsum(spread, axis=1)
@@ -308,7 +311,7 @@ def _bound_terms(
         terms = term(jnp.where(inside, sums, 1), jnp.where(inside, size, 1))
         best = jnp.where(inside, terms, jnp.inf).min(axis=1)
         for end in (min_size, max_size):
-            best = jnp.minimum(best, term(first_sums(ordered, spread, end), end))
+            best = jnp.minimum(best, term(first_sums(ordered, spread, end, spare), end))
         return best
 
     terms = over_pairs(points, row, 6 if weight is None else 8, byte_budget)

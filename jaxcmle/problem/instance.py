@@ -22,6 +22,7 @@ from jaxcmle.problem.pairs import (
     first_sums,
     over_pairs,
     sorted_rows,
+    spare_part,
     unless_nan,
 )
 from jaxcmle.problem.types import CMLE
@@ -337,13 +338,15 @@ def _is_balanced(
 @partial(jax.jit, static_argnames="byte_budget")
 def _variance_floor(x: Array, weight: Array | None, size: ArrayLike, byte_budget: int) -> Array:
     points = numerics.prepare(x, weight)
+    spare = spare_part(weight, x.shape[0], x.dtype)
 
     def row(index: Array, distances: Array) -> Array:
-        return first_sums(*sorted_rows(distances, weight), size) / (2 * x.shape[1] * size)
+        sums = first_sums(*sorted_rows(distances, weight), size, spare)
+        return sums / (2 * x.shape[1] * size)
 
     spreads = over_pairs(points, row, 4 if weight is None else 8, byte_budget)
     spreads = jnp.where(points.weight > 0, spreads, jnp.inf)
-    floor = first_sums(*sorted_rows(spreads[None], weight), size)[0] / size
+    floor = first_sums(*sorted_rows(spreads[None], weight), size, spare)[0] / size
     return unless_nan(points, floor)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "first_sums",
     "over_pairs",
     "sorted_rows",
+    "spare_part",
     "unless_nan",
 ]
 
@@ -94,14 +95,22 @@ def _sort_rows_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array
     return sort(distances), sort(tangent)
 
 
-def first_sums(values: Array, weight: Array, size: ArrayLike) -> Array:
+def first_sums(values: Array, weight: Array, size: ArrayLike, spare: float = 0.0) -> Array:
     r"""Return $\sum_y b_y v_y$ over the first weight W of each row, the last point in part.
 
     $0 \le b_y \le a_y$ and $\sum_y b_y = W$, filled from the left; $v$ and $a$ are `[r, n]`, the
     result is `[r]`. On rows that `sorted_rows` gives, this is the least such sum.
+
+    `spare` is a part of W that is left out. Sums of weights are rounded, and a trifle of a point
+    that should not be there at all counts, if it is far away and all others coincide.
     """
-    taken = jnp.clip(size - (jnp.cumsum(weight, axis=1) - weight), 0, weight)
+    taken = jnp.clip(size * (1 - spare) - (jnp.cumsum(weight, axis=1) - weight), 0, weight)
     return jnp.where(taken > 0, taken * values, 0).sum(axis=1)
+
+
+def spare_part(weight: Array | None, n: int, dtype: Any) -> float:
+    """Return the part of a sum of n weights that rounding may miss: none of whole points."""
+    return 0.0 if weight is None else n * float(jnp.finfo(dtype).eps)
 
 
 def unless_nan(points: Points, value: Array) -> Array:

@@ -174,7 +174,7 @@ class _Search:
             values = self.geometry.cell_profits(
                 centre[coarse], half[coarse], low[coarse], high[coarse]
             )
-            bound[coarse] = np.minimum(bound[coarse], values)
+            bound[coarse] = np.fmin(bound[coarse], values)
             self.evaluations += len(coarse)
 
         fine = np.flatnonzero((largest < MOST_SLACK) & (bound > self.threshold()))
@@ -182,7 +182,7 @@ class _Search:
         if len(fine):
             known = self._with_corners(cells.take(fine))
             values = self._corner_bounds(known, slacks[:, fine])
-            bound[fine] = np.minimum(bound[fine], values)
+            bound[fine] = np.fmin(bound[fine], values)
             corners = corners.copy()
             corners[fine] = known
         return cells._replace(bound=bound, corners=corners)
@@ -194,6 +194,8 @@ class _Search:
         values = self.geometry.corner_profits(
             domain.means(places[:, :-1]), domain.precisions(places[:, -1])
         )
+        # A NaN bounds nothing.
+        values = np.where(np.isnan(values), np.inf, values)
         corners = cells.corners.copy()
         corners[cell, corner] = len(self.table) + row
         self.table = np.concatenate([self.table, values])
@@ -209,7 +211,8 @@ class _Search:
         for end in (0, 1):
             below = self.table[ends[:, end], place[end][:, None]]
             above = self.table[ends[:, end], place[end][:, None] + 1]
-            values = below + (above - below) * share[end][:, None]
+            part = share[end][:, None]
+            values = below * (1 - part) + above * part
             best = np.maximum(best, values.max(axis=1))
         return best
 
@@ -225,7 +228,8 @@ class _Search:
     def _probe(self) -> None:
         """Climb from the worst cells: perhaps a set makes more profit than is known."""
         cells = _joined(self.live)
-        worst = cells.take(np.argsort(-cells.bound, kind="stable")[:PROBES])
+        # Always as many, so that one program serves all.
+        worst = cells.take(np.resize(np.argsort(-cells.bound, kind="stable")[:PROBES], PROBES))
         centre, _, low, high = worst.box(self.geometry.domain)
         sets = self.geometry.climb(centre, np.sqrt(low * high))
         if sets is not None and sets.profit.max() > self.known:

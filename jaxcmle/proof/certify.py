@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from jaxcmle.problem import inputs
 from jaxcmle.problem.instance import smallest_size
-from jaxcmle.problem.types import CMLE, Guarantee, Problem, Solution
+from jaxcmle.problem.objective import estimate, partition_cost
+from jaxcmle.problem.types import CMLE, Guarantee, Problem, Solution, Status
 from jaxcmle.proof.prove import Given, Proved, Watch, prove
-from jaxcmle.refine.polish import polish
+from jaxcmle.solve.padding import for_all_points
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 
 __all__ = ["certify"]
@@ -87,14 +89,14 @@ def certify(
     if min_size is None and balance is None:
         min_size = solution.guarantee.min_size
     with _double_precision():
-        given, present = _checked(x, solution, balance, min_size, problem, sample_weight, floor)
+        given = _checked(x, solution, balance, min_size, problem, sample_weight, floor)
         watch = Watch(Progress(progress, "cells"), limit)
         with CtrlC() as watch.ctrl_c:
             try:
                 proved = prove(given, watch, tolerance)
             finally:
                 watch.progress.close()
-    better = _better(x, sample_weight, given, present, proved, tolerance)
+    better = _better(x, sample_weight, given, proved, tolerance)
     return _guarantee(given, proved, solution, tolerance, better)
 
 
@@ -115,8 +117,8 @@ def _checked(
     problem: Problem,
     sample_weight: Any,
     floor: float,
-) -> tuple[Given, np.ndarray | None]:
-    """Return what is to be proved and which points have weight, or say what is wrong."""
+) -> Given:
+    """Return what is to be proved, or say what is wrong."""
     everything, weight = inputs.to_points(x, sample_weight)
     points, weight, present = inputs.without_padding(everything, weight)
     k = solution.mixture.weights.shape[-1]
@@ -137,17 +139,20 @@ def _checked(
     total = len(points) if weight is None else float(weight.sum())
     inputs.check_partition_exists(k, size, total)
     # Points of weight 1 make clusters of whole sizes.
-    size = float(math.ceil(size - 1e-9)) if weight is None else size
-    given = Given(
+    size = float(max(1, math.ceil(size - 1e-9))) if weight is None else size
+    weights = None
+    if weight is not None:
+        # As given: points in float32 would have weights in float32.
+        weights = np.asarray(sample_weight, np.float64)[present]
+    return Given(
         np.asarray(points, np.float64),
-        None if weight is None else np.asarray(weight, np.float64),
+        weights,
         labels if present is None else labels[present],
         k,
         min(size, total / k),
         problem,
         floor,
     )
-    return given, present
 
 
 def _guarantee(
@@ -161,41 +166,39 @@ def _guarantee(
     gap = gap if proved.admissible and math.isfinite(gap) else math.inf
     return Guarantee(
         kind="certificate",
-        lower_bound=proved.lower_bound,
-        gap=gap,
+        lower_bound=float(proved.lower_bound),
+        gap=float(gap),
         min_size=given.min_size,
         method=proved.method,
         reason=proved.reason,
         tolerance=tolerance,
-        reached=gap <= tolerance,
+        reached=bool(gap <= tolerance),
         interrupted=proved.interrupted,
         better=better,
     )
 
 
 def _better(
-    x: Any,
-    sample_weight: Any,
-    given: Given,
-    present: np.ndarray | None,
-    proved: Proved,
-    tolerance: float,
+    x: Any, sample_weight: Any, given: Given, proved: Proved, tolerance: float
 ) -> Solution | None:
     """Return the better solution that was found, if any, in the precision that others have."""
     if proved.labels is None:
         return None
-    everything, _ = inputs.to_points(x, sample_weight)
-    labels = np.zeros(len(everything), np.int32)
-    labels[slice(None) if present is None else present] = proved.labels
-    solution = polish(
-        everything,
-        labels,
-        given.k,
-        problem=given.problem,
-        sample_weight=sample_weight,
-        min_size=given.min_size,
-        min_variance=given.min_variance or None,
+    everything, weight = inputs.to_points(x, sample_weight)
+    points, weight, present = inputs.without_padding(everything, weight)
+    options: dict[str, Any] = {
+        "problem": given.problem,
+        "sample_weight": weight,
+        "min_variance": given.min_variance,
+    }
+    solution = Solution(
+        mixture=estimate(points, proved.labels, given.k, **options),
+        labels=jnp.asarray(proved.labels, jnp.int32),
+        cost=jnp.asarray(partition_cost(points, proved.labels, given.k, **options)),
+        status=jnp.int32(Status.CONVERGED),
+        n_iter=jnp.int32(0),
     )
+    solution = for_all_points(everything, present, solution, given.problem)
     own = proved._replace(given_cost=proved.best_cost, admissible=True)
     guarantee = _guarantee(given, own, solution, tolerance, None)
     return dataclasses.replace(solution, guarantee=guarantee)

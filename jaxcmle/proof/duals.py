@@ -69,10 +69,10 @@ class Bundle:
         self.share = np.zeros(0)
         self._keys: set[bytes] = set()
         self._random = np.random.default_rng(0)
-        self._step = STEP
         self._idle = 0
         self._add_partition()
         self._next = incumbent_duals(task)
+        self._step = STEP * max(1.0, float(self._next.std()))
         self._promised = math.inf
         self.best = Duals(self._next, math.inf, -math.inf)
 

@@ -106,7 +106,7 @@ def line_profits(pricing: Pricing, sums: Array) -> Array:
     As `profit_curves`, for sums that are not convex in the threshold. Between two sizes of a grid,
     the best of the thresholds for both bounds the profit: with it, profits are convex in the size.
     """
-    share = jnp.arange(SIZES) / (SIZES - 1)
+    share = np.arange(SIZES) / (SIZES - 1)
     sizes = pricing.min_size * (pricing.max_size / pricing.min_size) ** share
     sizes = sizes.at[-1].set(pricing.max_size)
     lines = sums[..., None] - sizes * pricing.thresholds[:, None] + size_term(pricing, sizes)

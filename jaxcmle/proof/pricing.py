@@ -45,6 +45,8 @@ SLACKS = np.array([0.0, *(2.0 ** np.arange(-8, 2))])
 CORE, ABOVE, BELOW = 14, 10, 6
 ABOVE_RATIO, BELOW_RATIO = 1.35, 1.6
 LEAST_STEP = 0.05
+# Gains of so few points are sorted: thresholds would be too far apart.
+FEW_POINTS = 128
 # The dual of a point that is not there: it never gains anything.
 NO_POINT = -1e200
 
@@ -95,15 +97,26 @@ class Sets(NamedTuple):
     precision: Any
 
 
-def threshold_grid(min_size: float, max_size: float, total: float, entropy: float) -> np.ndarray:
-    """Return thresholds, close to each other where the best size is inside its range."""
+def threshold_grid(
+    min_size: float, max_size: float, total: float, entropy: float, reach: float
+) -> np.ndarray:
+    """Return thresholds, close to each other where the best size is inside its range.
+
+    Above, where a cluster takes points only to be large enough, they go as far as `reach`.
+    """
     low = entropy * (1 + np.log(min_size / total))
     high = entropy * (1 + np.log(max_size / total))
     step = max((high - low) / (CORE - 1), LEAST_STEP)
     core = (low + high) / 2 + step * (np.arange(CORE) - (CORE - 1) / 2)
-    above = core[-1] + np.cumsum(step * ABOVE_RATIO ** np.arange(1, ABOVE + 1))
-    below = core[0] - np.cumsum(step * BELOW_RATIO ** np.arange(1, BELOW + 1))
-    return np.concatenate([below[::-1], core, above])
+    above = step * _powers(ABOVE_RATIO, ABOVE, reach / step)
+    below = step * _powers(BELOW_RATIO, BELOW, 0.0)
+    return np.concatenate([core[0] - below[::-1], core, core[-1] + above])
+
+
+def _powers(ratio: float, count: int, reach: float) -> np.ndarray:
+    """Return the sums of the first powers of the ratio, or of one whose last sum is far enough."""
+    sums = np.cumsum(ratio ** np.arange(1, count + 1))
+    return sums if sums[-1] >= reach else _powers(1.05 * ratio, count, reach)
 
 
 def log_term(pricing: Pricing, precision: Array) -> Array:
@@ -135,7 +148,9 @@ def profit_curves(pricing: Pricing, sums: Array) -> Array:
 
 
 def to_curves(pricing: Pricing, gains: Array) -> Array:
-    """Return the curves of gains `[m, n]`."""
+    """Return the best profit for every slack, `[m, q]`, of gains `[m, n]`."""
+    if gains.shape[1] <= FEW_POINTS:
+        return _sorted_curves(pricing, gains)
     # Not to be computed anew for every threshold.
     gains = lax.optimization_barrier(gains)
     shifted = jnp.maximum(gains[:, None, :] + pricing.thresholds[:, None], 0)
@@ -144,8 +159,20 @@ def to_curves(pricing: Pricing, gains: Array) -> Array:
     return profit_curves(pricing, shifted.sum(axis=-1))
 
 
-def _distances(pricing: Pricing, means: Array) -> Array:
-    return numerics.squared_distances(pricing.x.T, means)
+def _sorted_curves(pricing: Pricing, gains: Array) -> Array:
+    """Return what `to_curves` does by sorting, exactly but for sets of a part of a point."""
+    ordered, weight = _descending(gains, pricing.weight)
+    sizes = jnp.cumsum(weight, axis=1)
+    values = jnp.cumsum(weight * ordered, axis=1)
+    inside = (sizes > pricing.min_size) & (sizes < pricing.max_size) & (weight > 0)
+    safe = jnp.where(inside, sizes, pricing.min_size)
+    values = jnp.where(inside, values + size_term(pricing, safe), -jnp.inf)
+    best = (values[:, None, :] + SLACKS[:, None] * safe[:, None, :]).max(axis=-1)
+    for end in (pricing.min_size, pricing.max_size):
+        taken = jnp.clip(end - (sizes - weight), 0, weight)
+        value = (taken * ordered).sum(axis=1) + size_term(pricing, end)
+        best = jnp.maximum(best, value[:, None] + SLACKS * end)
+    return best
 
 
 @jax.jit

@@ -101,11 +101,12 @@ class Watch:
 
 def prove(given: Given, watch: Watch, tolerance: float) -> Proved:
     """Return the best lower bound that can be had."""
+    labels = _without_empty(given)
     task = make_task(
         given.x,
         given.weight,
         given.k,
-        given.labels,
+        labels,
         given.min_size,
         given.problem,
         given.min_variance,
@@ -120,6 +121,7 @@ def prove(given: Given, watch: Watch, tolerance: float) -> Proved:
     proof = _Proof(task, watch, tolerance)
     few = len(given.x) <= FEW_POINTS
     if few:
+        # Takes next to no time: something to show for, even if there is none.
         _pairs(proof, given)
     d = given.x.shape[1]
     if given.k == 1:
@@ -133,9 +135,26 @@ def prove(given: Given, watch: Watch, tolerance: float) -> Proved:
             _cells(proof)
         if given.k <= MOST_SPANNED:
             _span(proof, shifts)
-    if not few and len(given.x) <= MAX_POINTS:
+    if not few and len(given.x) <= MAX_POINTS and not proof.done():
         _pairs(proof, given)
     return proof.ended(given)
+
+
+def _without_empty(given: Given) -> np.ndarray:
+    """Return the labels, with large clusters halved in favour of empty ones.
+
+    A partition with empty clusters has no gap, but something has to be begun with.
+    """
+    labels = given.labels
+    weight = np.ones(len(labels)) if given.weight is None else given.weight
+    for empty in np.setdiff1d(np.arange(given.k), labels):
+        counts = np.bincount(labels, minlength=given.k)
+        sizes = np.where(counts > 1, np.bincount(labels, weight, minlength=given.k), -1.0)
+        own = np.flatnonzero(labels == sizes.argmax())
+        column = given.x[own, given.x[own].std(axis=0).argmax()]
+        labels = labels.copy()
+        labels[own[np.argsort(column, kind="stable")[: len(own) // 2]]] = empty
+    return labels
 
 
 class _Proof:
@@ -144,6 +163,7 @@ class _Proof:
     def __init__(self, task: Task, watch: Watch, tolerance: float) -> None:
         self.task, self.watch, self.tolerance = task, watch, tolerance
         self.given_cost = task.cost
+        self.first = task.labels
         self.lower = -math.inf
         self.method = ""
         self.evaluations = 0
@@ -218,7 +238,7 @@ class _Proof:
     def ended(self, given: Given) -> Proved:
         """Return what was proved."""
         task = self.task
-        better = None if task.labels is given.labels else task.labels
+        better = None if task.labels is self.first else task.labels
         return Proved(
             self.lower + task.offset,
             self.method,
@@ -233,8 +253,6 @@ class _Proof:
 
 def _pairs(proof: _Proof, given: Given) -> None:
     """Try the closed form over all pairs of points."""
-    if proof.done():
-        return
     bound = lower_bound(
         given.x,
         given.k,

@@ -8,8 +8,9 @@ is no larger, since the gain is positive), and N the weight of n points in d dim
   $8 u R \sqrt{2 A h}$, h the largest precision, as boxes have rounded sides.
 * A sum of n gains errs by $n u$ of itself at most, in whatever order it is added.
 * The size at which two thresholds meet is a difference of sums over a difference of thresholds,
-  and moves the profit by that times its slope: the errors so far times $1 + 2 (S + 2) / s$, S the
-  largest and s the smallest distance of thresholds.
+  and moves the profit by that times its slope: the errors so far times $1 + 4 (S + 2) / s$, S the
+  largest threshold and s the smallest distance of two. (Of few points, which are sorted, gains
+  that do not pay may count as well; the factor covers them.)
 * The points themselves were centred, with one rounding of each coordinate: that changes the cost
   of a partition by $u \sqrt{d h} R$ per unit of weight, for WKM by $u h R^2$.
 """
@@ -36,7 +37,7 @@ def profit_margin(task: Task, prices: np.ndarray) -> float:
     logs = float(pricing.log_factor) * np.abs(ends).max()
     largest = np.abs(prices).max() + logs + np.abs(thresholds).max() + 2
     each = (d + 10 + n) * largest + 8 * radius * math.sqrt(2 * largest * high)
-    lever = 1 + 2 * (np.abs(thresholds).max() + 2) / np.diff(thresholds).min()
+    lever = 1 + 4 * (np.abs(thresholds).max() + 2) / np.diff(thresholds).min()
     return UNIT * task.total * lever * each
 
 
@@ -46,8 +47,9 @@ def data_margin(task: Task) -> float:
     fixed = float(task.pricing.log_factor) == 0
     each = high * radius**2 if fixed else math.sqrt(d * high) * radius
     # The cost itself, and the logarithm of the scale, are rounded as well.
-    own = abs(task.cost) + abs(task.offset)
-    return UNIT * (2 * task.total * each + 8 * own)
+    n = len(task.x)
+    own = abs(task.cost) + abs(task.offset) + task.total * d
+    return UNIT * (2 * task.total * each + (n + 8) * own)
 
 
 def _radius(task: Task) -> float:

@@ -18,11 +18,13 @@ __all__ = ["Task", "make_task"]
 # Up to so many points the floor under variances is computed by sorting all distances.
 MOST_SORTED = 4096
 # Beyond, by thresholds: so many, over the range of some rows.
-FLOOR_THRESHOLDS = 24
+FLOOR_THRESHOLDS = 10
 FLOOR_ROWS = 64
 # Programs for numbers of points that are a multiple of this part of a power of two.
 PADDING = 8
 LEAST_POINTS = 16
+# Thresholds go no farther than this: rounding grows with them.
+MOST_REACH = 1000.0
 
 
 class Task(NamedTuple):
@@ -156,8 +158,9 @@ def make_task(
         high = 1 / floor
         low = min(high, d / _mean_of_largest((x * x).sum(axis=1), weight, min_size))
     entropy = 0.0 if isinstance(problem, UCMLE) else 1.0
-    grid = threshold_grid(min_size, max_size, total, entropy)
-    numbers = (total, min_size, max_size, 0.0 if fixed else d / 2, entropy, low, high, grid)
+    log_factor = 0.0 if fixed else d / 2
+    grid = threshold_grid(min_size, max_size, total, entropy, 0.0)
+    numbers = (total, min_size, max_size, log_factor, entropy, low, high, grid)
     pricing = Pricing(
         jnp.asarray(padded_x),
         None if (weight == 1).all() else jnp.asarray(padded_weight),
@@ -165,7 +168,14 @@ def make_task(
     )
     offset = 0.0 if fixed else total * d * math.log(scale)
     task = Task(x, weight, k, problem, min_variance, pricing, labels, math.nan, offset)
-    return task.with_labels(labels)
+    task = task.with_labels(labels)
+    if fixed:
+        # Far points cost far more than where variances adapt.
+        costs = task.point_costs()
+        reach = min(float(costs.max() - np.median(costs)), MOST_REACH)
+        grid = threshold_grid(min_size, max_size, total, entropy, reach)
+        task = task._replace(pricing=pricing._replace(thresholds=jnp.asarray(grid)))
+    return task
 
 
 def _padded(x: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -207,7 +217,9 @@ def _variance_floor(
     spreads = np.asarray(_least_spreads(x, padded_weight, thresholds, size))[: len(points)]
     order = np.argsort(spreads, kind="stable")
     before = np.cumsum(weight[order]) - weight[order]
-    taken = np.clip(size - before, 0, weight[order])
+    # Not a hair more than the size: the next spread may be far larger.
+    filled = size * (1 - len(points) * np.finfo(np.float64).eps)
+    taken = np.clip(filled - before, 0, weight[order])
     return float((taken * spreads[order]).sum()) / size * (1 - 1e-9)
 
 
@@ -215,12 +227,15 @@ def _variance_floor(
 def _least_spreads(x: Array, weight: Array, thresholds: Array, size: Array) -> Array:
     r"""Return a lower bound on $S_{n-1}(x) / (2 n d)$ for every point, without sorting.
 
-    The smallest squares D of weight n sum to at least $n t - \sum a (t - D)_+$, for any t.
+    The smallest squares D of weight n sum to at least $n t - \sum a (t - D)_+$, for any t. What
+    rounding can do to the difference is taken off; it is in proportion to t, and t may be small.
     """
+    rounding = (x.shape[0] + 16) * jnp.finfo(x.dtype).eps
 
     def spread(point: Array) -> Array:
         square = numerics.squared_distances(x.T, point[None])[0]
         short = (jnp.maximum(thresholds[:, None] - square, 0) * weight).sum(axis=1)
-        return jnp.maximum((size * thresholds - short).max(), 0) / (2 * size * x.shape[1])
+        least = size * thresholds * (1 - rounding) - short * (1 + rounding)
+        return jnp.maximum(least.max(), 0) / (2 * size * x.shape[1])
 
-    return lax.map(spread, x, batch_size=max(1, numerics.tile_bytes() // (16 * x.shape[0])))
+    return lax.map(spread, x, batch_size=8)

@@ -127,6 +127,6 @@ def _profits(
 def _edges(u: Array, farthest: Array) -> Array:
     """Return the edges of shells from 0 to the farthest, close to each other near the centre."""
     narrow = jnp.minimum(NARROW / jnp.sqrt(u), farthest)
-    first = narrow * jnp.arange(SHELLS // 2) / (SHELLS // 2)
-    second = narrow + (farthest - narrow) * jnp.arange(SHELLS // 2 + 1) / (SHELLS // 2)
+    share = np.arange(SHELLS // 2 + 1) / (SHELLS // 2)
+    first, second = narrow * share[:-1], narrow + (farthest - narrow) * share
     return jnp.concatenate([first, second])

@@ -21,6 +21,7 @@ from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
 from jaxcmle.problem.pairs import MAX_POINTS
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Mixture, Problem, Solution, Status
+from jaxcmle.proof.certify import certify
 from jaxcmle.refine.cem import cem_all, cem_restarts
 from jaxcmle.solve.advice import too_many
 from jaxcmle.solve.padding import for_all_points
@@ -84,10 +85,11 @@ def approximate(
     `eta` nats per point above the best of them; or, with `eps`, of at most $1 + \epsilon$ times
     it, when x is on the given scale (see `rescale`).
 
-    First many starts of CEM are held against the lower bound: if that proves the claim, the answer
-    is `kind="certificate"`. Otherwise the candidates of the plan are enumerated, the best of them
-    are polished by CEM, and the claim holds with probability $1 - \delta$
-    (`kind="probabilistic"`), or for certain with `delta=0` (`kind="deterministic"`).
+    First many starts of CEM are held against lower bounds, the quick one and then the tight one of
+    `certify`: if they prove the claim, the answer is `kind="certificate"`. Otherwise the candidates
+    of the plan are enumerated, the best of them are polished by CEM, and the claim holds with
+    probability $1 - \delta$ (`kind="probabilistic"`), or for certain with `delta=0`
+    (`kind="deterministic"`).
 
     Args:
         x: points `[n, d]`.
@@ -167,9 +169,13 @@ def approximate(
     incumbent = None
     if certificate and guarantee:
         incumbent = answers.local(jax.random.fold_in(key, 1), n_starts)
+        if not answers.prove(incumbent):
+            incumbent = answers.tight(incumbent, progress)
         if answers.prove(incumbent):
             return for_all_points(everything, present, answers.certified(incumbent), problem)
+        proved = answers.proved
         answers = _Answers(answers.tightened(incumbent), max_points)
+        answers.proved = proved
     setting = answers.setting
 
     def planned(target: Target) -> Plan:
@@ -269,6 +275,8 @@ class _Answers:
 
     def __init__(self, setting: Setting, max_points: int) -> None:
         self.setting, self.max_points = setting, max_points
+        # The tight lower bound, where it was computed.
+        self.proved = Guarantee()
         instance = setting.instance
         # No cluster of the minimum size is narrower: this floor changes no balanced partition.
         wkm = isinstance(setting.problem, WKM)
@@ -302,9 +310,34 @@ class _Answers:
         return refine_with_sizes(points, mixture, int(size), problem, self.min_variance or 0.0)
 
     def _bounded(self, solution: Solution) -> Solution:
-        return with_certificate(
+        bounded = with_certificate(
             self.setting.points, solution, max_points=self.max_points, **self.options
         )
+        quick, tight = bounded.guarantee, self.proved
+        if _float(tight.lower_bound) <= _float(quick.lower_bound):
+            return bounded
+        excess = max(float(solution.cost) - _float(tight.lower_bound), 0.0)
+        gap = excess / self.setting.instance.total if math.isfinite(_float(quick.gap)) else math.inf
+        known = dataclasses.replace(
+            quick, lower_bound=tight.lower_bound, gap=gap, method=tight.method
+        )
+        return dataclasses.replace(solution, guarantee=known)
+
+    def tight(self, solution: Solution, progress: ProgressOption) -> Solution:
+        """Return the solution, or a better one, with the tight certificate."""
+        target, total = self.setting.target, self.setting.instance.total
+        tolerance = target.eta
+        if target.eps is not None:
+            # What may be between the cost and the bound, as a factor on the scale.
+            on_scale = float(solution.cost) + self.setting.offset
+            tolerance = on_scale * target.eps / (1 + target.eps) / total
+        if not _is_admissible(solution) or tolerance is None or not tolerance > 0:
+            return solution
+        known = certify(
+            self.setting.points, solution, tolerance=tolerance, progress=progress, **self.options
+        )
+        better, self.proved = known.better, dataclasses.replace(known, better=None)
+        return self._bounded(solution if better is None else better)
 
     def prove(self, solution: Solution) -> bool:
         """Tell whether the lower bound proves the claim for this solution."""
@@ -345,6 +378,7 @@ class _Answers:
             lower_bound=known.lower_bound,
             gap=known.gap,
             min_size=known.min_size,
+            method=known.method,
             eps=target.eps,
             eta=eta,
             delta=delta,

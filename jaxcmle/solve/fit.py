@@ -21,6 +21,7 @@ from jaxcmle.problem.instance import smallest_size
 from jaxcmle.problem.objective import assign, shift_means
 from jaxcmle.problem.score import score
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
+from jaxcmle.proof.certify import certify as tight_certificate
 from jaxcmle.refine.cem import cem
 from jaxcmle.refine.polish import Limits, polish, variance_limits
 from jaxcmle.refine.workspace import Partitions, Workspace, fitted
@@ -71,6 +72,7 @@ def fit(
     min_size: ArrayLike | None = None,
     min_variance: ArrayLike | None = None,
     time_limit: float | None = None,
+    certify: bool = False,
     progress: ProgressOption = None,
 ) -> Solution:
     """Return the best clustering that a global search finds, and how far from optimal it can be.
@@ -98,6 +100,9 @@ def fit(
             would cost minus infinity without the floor, count as worse than any other: only if
             nothing else is found are they returned.
         time_limit: seconds. The round at hand is finished, so it may take somewhat longer.
+        certify: True proves how good the answer is as `jaxcmle.certify` does, to its default
+            tolerance, in the time that is left. If a better solution turns up on the way, that is
+            the answer.
         progress: True shows a line on standard error, False nothing, None a line on terminals and
             in notebooks; or a function of a report.
 
@@ -106,7 +111,7 @@ def fit(
         on very many points, some may be. `INTERRUPTED`: Ctrl-C or the time limit came first, and
         it is the best so far. `INADMISSIBLE`: no solution with clusters of `min_size` was found.
         `n_iter` counts rounds. `guarantee` is a certificate over partitions with clusters of
-        `min_size`, or says why there is none.
+        `min_size`, or says why there is none; without `certify` it is a quick one, and loose.
 
     Example:
         >>> import jaxcmle as jc
@@ -138,6 +143,9 @@ def fit(
                 solution = _fit_sample(instance, effort, key, known, watch)
         finally:
             watch.progress.close()
+    if certify and limits.min_size > 0 and not watch.ctrl_c.pressed:
+        solution = for_all_points(everything, present, solution, problem)
+        return _proved(x, sample_weight, instance, solution, watch, progress)
     return for_all_points(everything, present, _certified(instance, solution), problem)
 
 
@@ -174,6 +182,10 @@ class _Watch:
     def stops(self) -> bool:
         """Tell whether somebody pressed Ctrl-C, or time is up."""
         return self.ctrl_c.pressed or time.monotonic() >= self._end
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return max(self._end - time.monotonic(), 0.0)
 
     def report(self, done: int, cost: float) -> None:
         """Show the round and the best cost so far."""
@@ -397,9 +409,45 @@ def _order(solution: Solution) -> tuple[bool, float]:
     return bad, cost if math.isfinite(cost) else math.inf
 
 
+def _proved(
+    x: Any,
+    sample_weight: Any,
+    instance: _Instance,
+    solution: Solution,
+    watch: "_Watch",
+    progress: ProgressOption,
+) -> Solution:
+    """Return the solution with a tight certificate, or a better one if that was found."""
+    left = watch.left()
+    guarantee = tight_certificate(
+        x,
+        solution,
+        min_size=instance.limits.min_size,
+        problem=instance.problem,
+        sample_weight=sample_weight,
+        min_variance=_floor(instance),
+        time_limit=left if math.isfinite(left) else None,
+        progress=progress,
+    )
+    if guarantee.better is not None:
+        return dataclasses.replace(
+            guarantee.better,
+            status=solution.status,
+            n_iter=solution.n_iter,
+        )
+    return dataclasses.replace(solution, guarantee=guarantee)
+
+
+def _floor(instance: _Instance) -> float:
+    """Return the floor under variances that the search had."""
+    ready = numerics.prepare(instance.points, instance.weight)
+    limits, problem = instance.limits, instance.problem
+    return float(variance_limits(ready, limits.min_variance, problem)[0])
+
+
 def _certified(instance: _Instance, solution: Solution) -> Solution:
     """Return the solution with its certificate, or with the reason why it has none."""
-    points, weight, _, problem, limits = instance
+    points, limits = instance.points, instance.limits
     reason, later = "", "; with_certificate computes it all the same"
     if limits.min_size <= 0:
         reason = "there is no lower bound without a minimum size; set min_size to 1 or more"
@@ -414,6 +462,5 @@ def _certified(instance: _Instance, solution: Solution) -> Solution:
         return dataclasses.replace(
             solution, guarantee=Guarantee(reason=reason, min_size=limits.min_size)
         )
-    ready = numerics.prepare(points, weight)
-    floor = float(variance_limits(ready, limits.min_variance, problem)[0])
+    floor = _floor(instance)
     return with_certificate(points, solution, **{**instance.options, "min_variance": floor})
