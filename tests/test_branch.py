@@ -10,6 +10,7 @@ from test_pricing import Case, random_case
 
 import jaxcmle as jc
 from jaxcmle.proof import branch, pricing
+from jaxcmle.proof import task as task_module
 from jaxcmle.proof.cells import (
     UNITS,
     Cells,
@@ -31,6 +32,14 @@ PRECISIONS = ("float32",)
 def _wide():
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def _own_programs():
+    """Compile anew, before and after: what is changed is part of the programs."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
 
 
 def random_domain(rng, r, flat=()):
@@ -342,6 +351,52 @@ def test_no_set_makes_more_profit_than_the_bound(n, d):
         assert not (seed % 2 and search.found)
 
 
+@pytest.mark.parametrize("sorts", [True, False])
+def test_all_sets_lie_in_the_domain(sorts, monkeypatch):
+    """Their means and precisions; with the floor under variances of few points, and of many."""
+    if not sorts:
+        monkeypatch.setattr(task_module, "MOST_SORTED", 0)
+    every = np.array(list(itertools.product([False, True], repeat=9))[1:])
+    for seed in range(40):
+        case = random_case(seed, 9, 2)
+        task = case.task
+        sizes = every @ task.weight
+        fits = sizes >= case.min_size * (1 - 1e-12)
+        fits &= sizes <= float(task.pricing.max_size) * (1 + 1e-12)
+        share, size = (every * task.weight)[fits], sizes[fits]
+        means = share @ task.x / size[:, None]
+        domain = WholeSpace(task, case.prices).domain
+        assert (means >= domain.low).all()
+        assert (means <= domain.high).all()
+        if case.name == "wkm":
+            continue
+        squares = ((task.x - means[:, None]) ** 2).sum(axis=2)
+        variances = (share * squares).sum(axis=1) / (2 * size)
+        precisions = 1 / np.maximum(variances, max(task.min_variance, 1e-300))
+        assert (precisions >= domain.precision_low * (1 - 1e-12)).all()
+        assert (precisions <= domain.precision_high * (1 + 1e-12)).all()
+
+
+def test_a_number_that_is_none_bounds_nothing():
+    for seed in range(6):
+        case = random_case(seed, 9, 2)
+        largest, _ = case.maximum()
+        geometry = blind(WholeSpace(case.task, case.prices))
+        corners, cells = geometry.corner_profits, geometry.cell_profits
+        rng = np.random.default_rng(seed)
+
+        def spoiled(values, rng=rng):
+            values = values.copy()
+            values[rng.random(len(values)) < 0.2] = np.nan
+            return values
+
+        geometry.corner_profits = lambda *args, f=corners: spoiled(f(*args))
+        geometry.cell_profits = lambda *args, f=cells: spoiled(f(*args))
+        for count in (0, 2, 6):
+            priced = branch.price(geometry, largest - 20, 0.1, after(count))
+            assert priced.bound + case.margin >= largest
+
+
 def test_bounds_hold_after_any_number_of_chunks(monkeypatch):
     """With chunks of four cells, it stops within levels and between them."""
     monkeypatch.setattr(branch, "CHUNK", 4)
@@ -365,10 +420,10 @@ def test_bounds_hold_after_any_number_of_chunks(monkeypatch):
     assert stopped >= 100
 
 
+@pytest.mark.usefixtures("_own_programs")
 def test_thresholds_instead_of_sorting(monkeypatch):
     """Many points have no exact profit at corners; make few go that way."""
     monkeypatch.setattr(pricing, "FEW_POINTS", 0)
-    jax.clear_caches()
     for seed in range(40):
         case = random_case(seed, 9, 2)
         largest, _ = case.maximum()
@@ -376,7 +431,6 @@ def test_thresholds_instead_of_sorting(monkeypatch):
         allowed = 0.1 * case.task.total / case.task.k
         priced = branch.price(geometry, largest - 20, allowed, after(60))
         assert priced.bound + case.margin >= largest
-    jax.clear_caches()
 
 
 def test_memory_that_runs_out_leaves_a_bound(monkeypatch):

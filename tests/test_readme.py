@@ -152,3 +152,25 @@ def test_the_large_instances_are_those_of_the_committed_results():
         words = "at most the truth" if one["reached"] else f"{one['difference']:.0f} nats above"
         memory = f"{one['bytes'] / 1e9:.1f} GB"
         assert f"| {one['n']:,} × {one['d']:,}, {one['k']} | {words} | {memory} |" in README
+
+
+def certificate_rows():
+    """Return the rows of the table of certificates."""
+    path = ROOT / "benchmarks" / "results" / "certificate.json"
+    for found in json.loads(path.read_text(encoding="utf-8"))["results"]:
+        quick = "" if found["quick gap"] is None else f"{found['quick gap']:.2f}"
+        wanted = "" if found["wanted"] is None else f"{found['wanted']:g}"
+        ratio = "" if found["peer"] is None else f"{found['peer']['ratio']:.1f}"
+        cells = (found["name"], quick, f"{found['gap']:.3f}", wanted, found["method"], ratio)
+        yield found, "| " + " | ".join(cells) + " |"
+
+
+def test_the_certificates_are_those_of_the_committed_results():
+    rows = list(certificate_rows())
+    assert len(rows) > 10
+    for found, row in rows:
+        assert row in README
+        assert found["wanted"] is None or found["gap"] <= found["wanted"]
+    picture = (ROOT / "benchmarks" / "results" / "certificate.svg").read_text(encoding="utf-8")
+    assert "(benchmarks/results/certificate.svg)" in README
+    assert picture.count("<polyline") >= 3

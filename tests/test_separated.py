@@ -30,6 +30,14 @@ def _wide():
         yield
 
 
+@pytest.fixture
+def _own_programs():
+    """Compile anew, before and after: what is changed is part of the programs."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
 def separated_case(seed, n, k, weighted=None):
     options = {"family": FAMILIES[seed % 8], "name": NAMES[seed % 3], "weighted": weighted}
     return random_case(seed, n, D, k=k, **options)
@@ -207,16 +215,11 @@ def test_no_set_makes_more_profit_than_the_bound_in_the_span(n, k):
     assert finished >= 5
 
 
-@pytest.mark.parametrize(("n", "k", "shells"), [(8, 2, 60), (9, 3, 60), (9, 3, 2), (9, 3, 6)])
-def test_no_set_makes_more_profit_than_the_bound_from_distances(n, k, shells, monkeypatch):
-    """Several prices for each partition; and however wide the shells are."""
-    usual = shells == triangle.SHELLS
-    if not usual:
-        monkeypatch.setattr(triangle, "SHELLS", shells)
-        jax.clear_caches()
+def check_distances(n, k, weighted=None):
+    """Several prices for each partition, against all sets."""
     every = subsets(n)
     for seed in range(24):
-        case = separated_case(seed, n, k, None if usual else False)
+        case = separated_case(seed, n, k, weighted)
         rng = np.random.default_rng(seed)
         task = case.task
         largest, _ = case.maximum()
@@ -229,14 +232,24 @@ def test_no_set_makes_more_profit_than_the_bound_from_distances(n, k, shells, mo
         for prices in choices:
             largest = (sets @ (task.weight * prices) - costs).max()
             assert bounds.profit(prices) + profit_margin(task, prices) >= largest
-    if not usual:
-        jax.clear_caches()
 
 
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_no_set_makes_more_profit_than_the_bound_from_distances(n, k):
+    check_distances(n, k)
+
+
+@pytest.mark.usefixtures("_own_programs")
+@pytest.mark.parametrize("shells", [2, 6])
+def test_shells_may_be_wide(shells, monkeypatch):
+    monkeypatch.setattr(triangle, "SHELLS", shells)
+    check_distances(9, 3, weighted=False)
+
+
+@pytest.mark.usefixtures("_own_programs")
 def test_a_set_half_way_between_two_centres(monkeypatch):
     """Two points of each group make the best set; shells as wide as the centres are apart."""
     monkeypatch.setattr(triangle, "SHELLS", 2)
-    jax.clear_caches()
     labels = np.repeat([0, 1], 4)
     good = np.tile([True, True, False, False], 2)
     for seed, strength in enumerate(np.linspace(7, 20, 24)):
@@ -248,7 +261,6 @@ def test_a_set_half_way_between_two_centres(monkeypatch):
         largest, best = case.maximum()
         np.testing.assert_array_equal(best, np.flatnonzero(good))
         assert Triangle(task).profit(case.prices) + case.margin >= largest
-    jax.clear_caches()
 
 
 def apart(name, n, d, k, separation):

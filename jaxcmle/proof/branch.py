@@ -20,8 +20,8 @@ CHUNK = 4096
 FINEST, NEAR = 0.02, 0.2
 # Probes from the worst cells after every level.
 PROBES = 16
-# Bytes that live cells and their corners may take.
-MOST_BYTES = 2**29
+# Bytes that live cells and their corners may take; what is done with them takes some times as much.
+MOST_BYTES = 2**28
 
 
 class Geometry(Protocol):
@@ -103,7 +103,9 @@ class _Search:
         self.target = known + allowed
         self.waiting = [root_cells(geometry.domain)]
         self.live: list[Cells] = []
-        self.table = np.zeros((0, len(SLACKS)))
+        # Corners, and how many there are: the table has room for more.
+        self.table = np.zeros((CHUNK, len(SLACKS)))
+        self.rows = 0
         self.done = -np.inf
         self.corner = -np.inf
         self.evaluations = 0
@@ -140,7 +142,7 @@ class _Search:
             if not self.live:
                 return
             halved = halves(self._compact(self.live[0]), self.geometry.domain)
-            if _bytes(halved) + self.table.nbytes > MOST_BYTES:
+            if _bytes(halved) + self.table[: self.rows].nbytes > MOST_BYTES:
                 self.exhausted = True
                 return
             self.live = []
@@ -197,11 +199,21 @@ class _Search:
         # A NaN bounds nothing.
         values = np.where(np.isnan(values), np.inf, values)
         corners = cells.corners.copy()
-        corners[cell, corner] = len(self.table) + row
-        self.table = np.concatenate([self.table, values])
+        corners[cell, corner] = self.rows + row
+        self._append(values)
         self.corner = max(self.corner, values[:, 0].max(initial=-np.inf))
         self.evaluations += len(places)
         return corners
+
+    def _append(self, values: np.ndarray) -> None:
+        """Add rows to the table of corners."""
+        rows = self.rows + len(values)
+        if rows > len(self.table):
+            larger = np.zeros((max(rows, 2 * len(self.table)), len(SLACKS)))
+            larger[: self.rows] = self.table[: self.rows]
+            self.table = larger
+        self.table[self.rows : rows] = values
+        self.rows = rows
 
     def _corner_bounds(self, corners: np.ndarray, slacks: np.ndarray) -> np.ndarray:
         """Return the largest profit at any corner, each with its slack."""
@@ -218,11 +230,14 @@ class _Search:
 
     def _compact(self, cells: Cells) -> Cells:
         """Drop corners from the table that no cell refers to."""
-        used = np.zeros(len(self.table) + 1, bool)
+        used = np.zeros(self.rows + 1, bool)
         used[cells.corners] = True
+        # That is where unknown corners point to.
         used[-1] = False
         rows = np.where(used, np.cumsum(used) - 1, -1).astype(np.int32)
-        self.table = self.table[used[:-1]]
+        kept = self.table[: self.rows][used[:-1]]
+        self.table[: len(kept)] = kept
+        self.rows = len(kept)
         return cells._replace(corners=rows[cells.corners])
 
     def _probe(self) -> None:

@@ -134,7 +134,7 @@ def halves(cells: Cells, domain: Domain) -> Cells:
     upper = cells.low.copy()
     upper[rows, axis] += cut
     numbers = np.arange(cells.corners.shape[1])
-    is_high = (numbers[None, :] >> axis[:, None]) & 1 == 1
+    is_high = ((numbers >> np.arange(cells.size.shape[1])[:, None]) & 1 == 1)[axis]
     corners_low = np.where(is_high, -1, cells.corners)
     corners_high = np.where(is_high, cells.corners, -1)
     return Cells(

@@ -33,8 +33,10 @@ RETURNS = 5
 # The part of the tolerance up to which duals are improved; that which branch and bound has at
 # least; and that by which a profit has to exceed the known one to go back to the duals.
 DUALS_PART, CELLS_PART, RETURN_PART = 0.03, 0.4, 0.3
-# Evaluations of a point that one branch and bound may take, if there is no time limit.
-MOST_WORK = 2e10
+# Evaluations of a point that one branch and bound may take, if there is no time limit; a corner
+# takes the host as long as so many points.
+MOST_WORK = 1e10
+CORNER_WORK = 2000
 # Shifts of the prices of clusters, in units of N / K.
 SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
 # How many of them are tried with the span.
@@ -209,7 +211,9 @@ class _Proof:
         def stops(profit: float, evaluations: int) -> bool:
             self.evaluations = before + evaluations
             self.offer(method, self.bound(prices, profit + margin))
-            too_long = not self.watch.limited and evaluations * len(task.x) > MOST_WORK
+            too_long = (
+                not self.watch.limited and evaluations * (len(task.x) + CORNER_WORK) > MOST_WORK
+            )
             self.cut_short = self.cut_short or too_long
             return too_long or self.done()
 
