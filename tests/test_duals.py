@@ -147,7 +147,6 @@ def test_what_is_known_is_the_profit_of_a_set():
     assert found >= 20
 
 
-@pytest.mark.xfail(reason="columns that are found later do not count for the best prices")
 def test_what_is_known_is_no_less_than_the_profit_of_a_column():
     for seed in range(30):
         case = random_case(seed, 9, 2)
@@ -199,7 +198,7 @@ def test_the_oracle_returns_the_best_first():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rounds_improve_the_value(name):
-    """200 points that overlap: never worse, and much better in the end than at first."""
+    """200 points that overlap: much better in the end than at first."""
     rng = np.random.default_rng(1)
     n, k = 200, 4
     labels = np.arange(n) % k
@@ -218,7 +217,9 @@ def test_rounds_improve_the_value(name):
             assert bundle.best is before
         # A model of the columns so far is never below.
         assert bundle.promised >= bundle.best.value - 1e-6 * n
-    assert (np.diff(values) >= 0).all()
+        # The same prices may turn out to be worth less, by a column that was found since.
+        if bundle.best.prices is before.prices:
+            assert bundle.best.known >= before.known
     assert values[-1] <= task.cost + 1e-9 * n
     first, last = (task.cost - values[0]) / n, (task.cost - values[-1]) / n
     assert last < 0.5 * first

@@ -172,15 +172,16 @@ class Bundle:
         """Take sets that others have found, and choose other prices."""
         for each in sets:
             self.add(each)
-        prices = self.best.prices
-        known = float(self.profits(prices).max())
-        if known > self.best.known:
-            value = math.fsum(self.task.weight * prices) - self.task.k * known
-            self.best = Duals(prices, known, value)
         self._choose()
 
     def _choose(self) -> None:
         """Choose the prices that are best against the columns, near the best ones so far."""
+        prices = self.best.prices
+        known = float(self.profits(prices).max())
+        if known > self.best.known:
+            # A column that was found for other prices makes more with these as well.
+            value = math.fsum(self.task.weight * prices) - self.task.k * known
+            self.best = Duals(prices, known, value)
         self._drop()
         task, step, k = self.task, self._step, self.task.k
         if self.share.sum() < 0.5:

@@ -290,11 +290,9 @@ def _best_threshold(pricing: Pricing, gains: Array) -> Array:
     inside = _in_range(pricing, sizes) & (ordered > NO_POINT / 2)
     profits = jnp.where(inside, sums + size_term(pricing, sizes), -jnp.inf)
     place = jnp.argmax(profits, axis=1)[:, None]
-    # Half way to the next gain.
-    following = jnp.minimum(place + 1, gains.shape[1] - 1)
-    last = jnp.take_along_axis(ordered, place, axis=1)
-    behind = jnp.maximum(jnp.take_along_axis(ordered, following, axis=1), last - 1)
-    return -jnp.where(behind < last, (last + behind) / 2, last - 1)[:, 0]
+    # A hair below the last gain, so that what gains the same is in as well.
+    last = jnp.take_along_axis(ordered, place, axis=1)[:, 0]
+    return 1e-12 * (1 + jnp.abs(last)) - last
 
 
 def _own(pricing: Pricing, duals: Array, members: Array) -> Sets:

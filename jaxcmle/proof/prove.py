@@ -38,9 +38,9 @@ DUALS_PART, CELLS_PART, RETURN_PART = 0.03, 0.4, 0.3
 MOST_WORK = 1e10
 CORNER_WORK = 2000
 # Shifts of the prices of clusters, in units of N / K.
-SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
-# How many of them are tried with the span.
-TRIED = 3
+SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+# How many of them are tried with the span, which as a rule can do with more than distances can.
+TRIED, MORE = 2, (1.0, 2.0)
 # Iterations of CEM from what the columns suggest, and what counts as better, per point.
 MOST_ITERATIONS = 100
 VISIBLE = 1e-7
@@ -315,7 +315,8 @@ def _span(proof: _Proof, shifts: list[float]) -> None:
     span, bundle = CentreSpan(task), Bundle(task)
     _improve(proof, bundle)
     choices = [bundle.best.prices]
-    choices += [incumbent_duals(task, shift) for shift in shifts[:TRIED]]
+    tried = dict.fromkeys(more * shift for shift in shifts[:TRIED] for more in MORE)
+    choices += [incumbent_duals(task, shift) for shift in tried]
     for prices in choices:
         known = float(max(bundle.oracle(prices).profit[0], bundle.profits(prices).max()))
         if proof.bound(prices, known) <= proof.lower:

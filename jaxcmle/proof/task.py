@@ -147,6 +147,9 @@ def make_task(
     if isinstance(problem, WKM):
         problem = WKM(beta=float(np.asarray(problem.beta)) * scale**2)
     min_variance = min_variance / scale**2
+    if (weight != 1).any():
+        # Sums of weights that should be the minimum may be a rounding error below it.
+        min_size = min_size * (1 - 1e-12)
     max_size = total - (k - 1) * min_size
     padded_x, padded_weight = _padded(x, weight)
     if isinstance(problem, WKM):
