@@ -218,7 +218,7 @@ def test_rounds_improve_the_value(name):
         # A model of the columns so far is never below.
         assert bundle.promised >= bundle.best.value - 1e-6 * n
         # The same prices may turn out to be worth less, by a column that was found since.
-        if bundle.best.prices is before.prices:
+        if bundle.best.prices is before.prices and math.isfinite(before.known):
             assert bundle.best.known >= before.known
     assert values[-1] <= task.cost + 1e-9 * n
     first, last = (task.cost - values[0]) / n, (task.cost - values[-1]) / n
