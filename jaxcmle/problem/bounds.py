@@ -33,6 +33,7 @@ __all__ = [
     "farthest_first",
     "lower_bound",
     "lower_bound_terms",
+    "minimum_size",
     "upper_bound",
     "with_certificate",
 ]
@@ -250,6 +251,14 @@ def _bound_inputs(
     points, weight = inputs.to_points(x, sample_weight)
     if not isinstance(n_clusters, Array):
         inputs.to_n_clusters(n_clusters, points.shape[0])
+    size = minimum_size(points, weight, n_clusters, balance, min_size)
+    return points, weight, jnp.asarray(size, points.dtype), problem
+
+
+def minimum_size(
+    points: Array, weight: Array | None, n_clusters: Any, balance: Any, min_size: Any
+) -> ArrayLike:
+    """Return the least weight of a cluster from what the user gave, if there is a partition."""
     if balance is not None and min_size is not None:
         raise ValueError("give balance or min_size, not both: min_size is N / balance")
     if min_size is not None:
@@ -259,7 +268,7 @@ def _bound_inputs(
         size = smallest_size(points, weight, inputs.to_limit(balance, "balance", positive=True))
     total = len(points) if weight is None else weight.sum()
     inputs.check_partition_exists(n_clusters, size, total)
-    return points, weight, jnp.asarray(size, points.dtype), problem
+    return size
 
 
 @partial(jax.jit, static_argnames="k")

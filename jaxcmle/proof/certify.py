@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxcmle.problem import inputs
-from jaxcmle.problem.instance import smallest_size
+from jaxcmle.problem.bounds import minimum_size
 from jaxcmle.problem.objective import estimate, partition_cost
 from jaxcmle.problem.types import CMLE, Guarantee, Problem, Solution, Status
 from jaxcmle.proof.prove import Given, Proved, Watch, prove
@@ -126,18 +126,10 @@ def _checked(
         raise ValueError("expected one solution, got a stack of them: certify each by itself")
     inputs.to_n_clusters(k, len(points))
     labels = np.asarray(inputs.to_labels(solution.labels, len(everything), k))
-    if balance is not None and min_size is not None:
-        raise ValueError("give balance or min_size, not both: min_size is N / balance")
-    if min_size is not None:
-        size = inputs.to_limit(min_size, "min_size", positive=True)
-    else:
-        balance = 2 * k if balance is None else balance
-        wide = points.astype(np.float64)
-        heavy = None if weight is None else weight.astype(np.float64)
-        limit = inputs.to_limit(balance, "balance", positive=True)
-        size = float(smallest_size(wide, heavy, limit))
+    wide = points.astype(np.float64)
+    heavy = None if weight is None else weight.astype(np.float64)
+    size = float(np.asarray(minimum_size(wide, heavy, k, balance, min_size)))
     total = len(points) if weight is None else float(weight.sum())
-    inputs.check_partition_exists(k, size, total)
     # Points of weight 1 make clusters of whole sizes.
     size = float(max(1, math.ceil(size - 1e-9))) if weight is None else size
     weights = None

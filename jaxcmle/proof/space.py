@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxcmle.proof.cells import Domain
 from jaxcmle.proof.pricing import Sets, best_sets, cell_profits, vertex_profits
-from jaxcmle.proof.task import Task
+from jaxcmle.proof.task import Task, mean_of_first
 
 __all__ = ["WholeSpace", "extreme_means", "in_batches"]
 
@@ -61,15 +61,8 @@ def extreme_means(x: np.ndarray, weight: np.ndarray, size: float) -> tuple[np.nd
 
     That is the mean of the smallest, or the largest, values of the minimum weight, and a hair more.
     """
-
-    def extreme(values: np.ndarray) -> float:
-        order = np.argsort(-values, kind="stable")
-        before = np.cumsum(weight[order]) - weight[order]
-        taken = np.clip(size - before, 0, weight[order])
-        return float((taken * values[order]).sum() / size)
-
-    high = np.array([extreme(column) for column in x.T])
-    low = -np.array([extreme(-column) for column in x.T])
+    low = np.array([mean_of_first(column, weight, size) for column in x.T])
+    high = -np.array([mean_of_first(-column, weight, size) for column in x.T])
     hair = 1e-9 * np.abs(x).max(axis=0)
     return low - hair, high + hair
 

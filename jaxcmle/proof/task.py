@@ -12,17 +12,15 @@ from jaxcmle import numerics
 from jaxcmle.problem.instance import variance_floor
 from jaxcmle.problem.types import UCMLE, WKM, Problem
 from jaxcmle.proof.pricing import NO_POINT, Pricing, threshold_grid
+from jaxcmle.solve.padding import padded
 
-__all__ = ["Task", "make_task"]
+__all__ = ["Task", "make_task", "mean_of_first"]
 
 # Up to so many points the floor under variances is computed by sorting all distances.
 MOST_SORTED = 4096
 # Beyond, by thresholds: so many, over the range of some rows.
 FLOOR_THRESHOLDS = 10
 FLOOR_ROWS = 64
-# Programs for numbers of points that are a multiple of this part of a power of two.
-PADDING = 8
-LEAST_POINTS = 16
 # Thresholds go no farther than this: rounding grows with them.
 MOST_REACH = 1000.0
 
@@ -151,7 +149,7 @@ def make_task(
         # Sums of weights that should be the minimum may be a rounding error below it.
         min_size = min_size * (1 - 1e-12)
     max_size = total - (k - 1) * min_size
-    padded_x, padded_weight = _padded(x, weight)
+    padded_x, padded_weight = padded(jnp.asarray(x), jnp.asarray(weight))
     if isinstance(problem, WKM):
         low = high = 2 * float(np.asarray(problem.beta))
     else:
@@ -159,14 +157,15 @@ def make_task(
         if floor <= 0:
             return None
         high = 1 / floor
-        low = min(high, d / _mean_of_largest((x * x).sum(axis=1), weight, min_size))
+        widest = -mean_of_first(-(x * x).sum(axis=1), weight, min_size) * (1 + 1e-9)
+        low = min(high, d / widest) if widest > 0 else min(high, float(d))
     entropy = 0.0 if isinstance(problem, UCMLE) else 1.0
     log_factor = 0.0 if fixed else d / 2
     grid = threshold_grid(min_size, max_size, total, entropy, 0.0)
     numbers = (total, min_size, max_size, log_factor, entropy, low, high, grid)
     pricing = Pricing(
-        jnp.asarray(padded_x),
-        None if (weight == 1).all() else jnp.asarray(padded_weight),
+        padded_x,
+        None if (weight == 1).all() else padded_weight,
         *(jnp.asarray(number, jnp.float64) for number in numbers),
     )
     offset = 0.0 if fixed else total * d * math.log(scale)
@@ -181,25 +180,19 @@ def make_task(
     return task
 
 
-def _padded(x: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return points and weights with points of weight 0 added, so that few lengths occur."""
-    n = len(x)
-    step = (1 << max(n - 1, 1).bit_length()) // PADDING
-    extra = -n % step if n > LEAST_POINTS else LEAST_POINTS - n
-    return np.pad(x, ((0, extra), (0, 0))), np.pad(weight, (0, extra))
+def mean_of_first(values: np.ndarray, weight: np.ndarray, size: float, spare: float = 0.0) -> float:
+    """Return the mean of the least values of this weight, all but a spare part of it.
 
-
-def _mean_of_largest(values: np.ndarray, weight: np.ndarray, size: float) -> float:
-    """Return the mean of the largest values of this weight, rounded up."""
-    order = np.argsort(-values, kind="stable")
+    The last point counts in part. For the largest values, take their negatives.
+    """
+    order = np.argsort(values, kind="stable")
     before = np.cumsum(weight[order]) - weight[order]
-    taken = np.clip(size - before, 0, weight[order])
-    mean = float((taken * values[order]).sum()) / size
-    return mean * (1 + 1e-9) if mean > 0 else 1.0
+    taken = np.clip(size * (1 - spare) - before, 0, weight[order])
+    return float((taken * values[order]).sum() / size)
 
 
 def _variance_floor(
-    x: np.ndarray, padded_weight: np.ndarray, weight: np.ndarray, points: np.ndarray, size: float
+    x: Array, padded_weight: Array, weight: np.ndarray, points: np.ndarray, size: float
 ) -> float:
     """Return a variance that no cluster of this weight is below, rounded down."""
     if len(points) <= MOST_SORTED:
@@ -218,12 +211,9 @@ def _variance_floor(
         return 0.0
     thresholds = np.geomspace(low, high, FLOOR_THRESHOLDS)
     spreads = np.asarray(_least_spreads(x, padded_weight, thresholds, size))[: len(points)]
-    order = np.argsort(spreads, kind="stable")
-    before = np.cumsum(weight[order]) - weight[order]
     # Not a hair more than the size: the next spread may be far larger.
-    filled = size * (1 - len(points) * np.finfo(np.float64).eps)
-    taken = np.clip(filled - before, 0, weight[order])
-    return float((taken * spreads[order]).sum()) / size * (1 - 1e-9)
+    spare = len(points) * float(np.finfo(np.float64).eps)
+    return mean_of_first(spreads, weight, size, spare) * (1 - 1e-9)
 
 
 @jax.jit
