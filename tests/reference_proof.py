@@ -20,18 +20,10 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from reference import Floats, _check_problem, _points
 
-Floats = NDArray[np.float64]
-
-PROBLEMS = ("cmle", "wkm", "ucmle")
 # Forgives rounding in a sum of weights that should equal a limit.
 ROUNDING = 1e-12
-
-
-def _points(x: ArrayLike) -> Floats:
-    """Return x as a float64 array [n, d]; a flat array is read as n points on the line."""
-    x = np.asarray(x, dtype=np.float64)
-    return x[:, None] if x.ndim == 1 else x
 
 
 def _sample_weight(sample_weight: ArrayLike | None, n: int) -> Floats:
@@ -42,11 +34,6 @@ def _sample_weight(sample_weight: ArrayLike | None, n: int) -> Floats:
     if sample_weight.shape != (n,) or (sample_weight <= 0).any():
         raise ValueError(f"expected {n} point weights > 0")
     return sample_weight
-
-
-def _check_problem(problem: str) -> None:
-    if problem not in PROBLEMS:
-        raise ValueError(f"problem must be one of {PROBLEMS}, got {problem!r}")
 
 
 def _limits(total: float, k: int, min_size: float) -> tuple[float, float]:
