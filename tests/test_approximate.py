@@ -318,6 +318,24 @@ def test_the_tight_certificate_comes_before_any_enumeration():
     assert abs(float(solution.cost) - 387.756) < 0.01
 
 
+def test_what_is_rounded_off_a_huge_cost_is_not_taken_for_proved():
+    """A point costs 10^8 nats: float32 rounds the whole to 512, and one per point is claimed."""
+    x = np.float32(60000 + 20000 * np.random.default_rng(0).normal(size=(50, 1)))
+    try:
+        solution = jc.approximate(x, 2, eta=1.0, problem=jc.WKM(), algorithm="sampling")
+    except jc.TooManyCandidatesError as error:
+        solution = error.solution
+        assert solution.guarantee.gap > 1.0
+    wide = np.asarray(x, np.float64)
+    of_labels = [wide[np.asarray(solution.labels) == c] for c in range(2)]
+    cost = sum(
+        ((part - part.mean()) ** 2).sum() - len(part) * np.log(len(part) / 50) for part in of_labels
+    )
+    np.testing.assert_allclose(solution.cost, cost, rtol=1e-6)
+    true_gap = (cost - solution.guarantee.lower_bound) / 50
+    assert 0 <= true_gap <= solution.guarantee.gap + 1e-9
+
+
 def test_progress_reports_and_interruption_keeps_the_best():
     x = load_iris().x
     reports = []

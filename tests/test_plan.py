@@ -505,8 +505,6 @@ def test_absurd_plans_come_back_and_can_be_printed(algorithm):
     assert plan_.log10_tuples > 1000
     assert "10^" in str(plan_)
     with pytest.raises(jc.TooManyCandidatesError):
-        jc.approximate(
-            x, 2, eta=1.0, problem=jc.WKM(), algorithm=algorithm, certificate=False
-        )
+        jc.approximate(x, 2, eta=1.0, problem=jc.WKM(), algorithm=algorithm, certificate=False)
     # Memory beyond any float.
     assert "bytes" in str(plan(None, 1000, eps=0.5, shape=(10**7, 2), algorithm=algorithm))

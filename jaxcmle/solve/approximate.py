@@ -39,6 +39,8 @@ DEFAULT_EPS = 0.5
 N_KEPT = 64
 # Clusters that are too small are filled up if this many points times places are enough.
 MAX_FILLING = 10**8
+# What the cost of a solution may be off by, in units of rounding.
+ROUNDINGS = 4
 
 
 class TooManyCandidatesError(ValueError):
@@ -316,7 +318,9 @@ class _Answers:
         quick, tight = bounded.guarantee, self.proved
         if _float(tight.lower_bound) <= _float(quick.lower_bound):
             return bounded
-        excess = max(float(solution.cost) - _float(tight.lower_bound), 0.0)
+        cost = float(solution.cost)
+        rounding = ROUNDINGS * float(jnp.finfo(solution.cost.dtype).eps) * abs(cost)
+        excess = max(cost + rounding - _float(tight.lower_bound), 0.0)
         gap = excess / self.setting.instance.total if math.isfinite(_float(quick.gap)) else math.inf
         known = dataclasses.replace(
             quick, lower_bound=tight.lower_bound, gap=gap, method=tight.method
@@ -337,7 +341,11 @@ class _Answers:
             self.setting.points, solution, tolerance=tolerance, progress=progress, **self.options
         )
         better, self.proved = known.better, dataclasses.replace(known, better=None)
-        return self._bounded(solution if better is None else better)
+        if better is not None:
+            return better
+        # The gap is that of the exact cost: where one point costs millions of nats, the rounding of
+        # the solution's own is more than the claim allows.
+        return dataclasses.replace(solution, guarantee=self.proved)
 
     def prove(self, solution: Solution) -> bool:
         """Tell whether the lower bound proves the claim for this solution."""
@@ -346,9 +354,9 @@ class _Answers:
             return gap <= target.eta
         assert target.eps is not None
         # With a gap that is not finite nothing is proved, whatever the bound.
-        on_scale = float(solution.cost) + self.setting.offset
         bound = _float(solution.guarantee.lower_bound) + self.setting.offset
-        return math.isfinite(gap) and on_scale <= (1 + target.eps) * bound
+        excess = gap * self.setting.instance.total
+        return math.isfinite(gap) and excess <= target.eps * bound
 
     def certified(self, solution: Solution) -> Solution:
         """Return the solution with the claim that its lower bound proves."""
