@@ -333,7 +333,7 @@ def test_what_is_rounded_off_a_huge_cost_is_not_taken_for_proved():
     )
     np.testing.assert_allclose(solution.cost, cost, rtol=1e-6)
     true_gap = (cost - solution.guarantee.lower_bound) / 50
-    assert 0 <= true_gap <= solution.guarantee.gap + 1e-9
+    assert 0 <= true_gap <= solution.guarantee.gap + 1e-6
 
 
 def test_progress_reports_and_interruption_keeps_the_best():
