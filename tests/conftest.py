@@ -41,3 +41,18 @@ def _few_programs():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
+
+
+@pytest.fixture
+def double_precision():
+    """Compute in float64 whatever the default is, as the proof does."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def own_programs():
+    """Compile anew, before and after: what is changed is part of the programs."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()

@@ -2,11 +2,10 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
+from proof_cases import Case, random_case
 from support import NAMES
-from test_pricing import Case, random_case
 
 import jaxcmle as jc
 from jaxcmle.proof import branch, pricing
@@ -26,20 +25,7 @@ from jaxcmle.proof.space import WholeSpace
 from jaxcmle.proof.task import make_task
 
 PRECISIONS = ("float32",)
-
-
-@pytest.fixture(autouse=True)
-def _wide():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
-def _own_programs():
-    """Compile anew, before and after: what is changed is part of the programs."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def random_domain(rng, r, flat=()):
@@ -420,7 +406,7 @@ def test_bounds_hold_after_any_number_of_chunks(monkeypatch):
     assert stopped >= 100
 
 
-@pytest.mark.usefixtures("_own_programs")
+@pytest.mark.usefixtures("own_programs")
 def test_thresholds_instead_of_sorting(monkeypatch):
     """Many points have no exact profit at corners; make few go that way."""
     monkeypatch.setattr(pricing, "FEW_POINTS", 0)

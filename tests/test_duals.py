@@ -3,12 +3,11 @@
 import itertools
 import math
 
-import jax
 import numpy as np
 import pytest
 import reference
+from proof_cases import Case, random_case
 from support import NAMES
-from test_pricing import Case, random_case
 
 import jaxcmle as jc
 from jaxcmle.proof import duals
@@ -18,12 +17,7 @@ from jaxcmle.proof.rounding import data_margin, profit_margin
 from jaxcmle.proof.task import make_task
 
 PRECISIONS = ("float32",)
-
-
-@pytest.fixture(autouse=True)
-def _wide():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_least_square_fulfils_the_conditions_of_an_optimum():

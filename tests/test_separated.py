@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from proof_cases import Case, random_case
 from support import NAMES
-from test_pricing import Case, random_case
 
 import jaxcmle as jc
 from jaxcmle.proof import branch, groups, triangle
@@ -19,23 +19,10 @@ from jaxcmle.proof.task import make_task
 from jaxcmle.proof.triangle import Triangle
 
 PRECISIONS = ("float32",)
+pytestmark = pytest.mark.usefixtures("double_precision")
 FAMILIES = ("apart", "plain", "outlier", "nested", "duplicates", "constant", "tiny", "huge")
 SHAPES = [(8, 2), (9, 3)]
 D = 5
-
-
-@pytest.fixture(autouse=True)
-def _wide():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
-def _own_programs():
-    """Compile anew, before and after: what is changed is part of the programs."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
 
 
 def separated_case(seed, n, k, weighted=None):
@@ -239,14 +226,14 @@ def test_no_set_makes_more_profit_than_the_bound_from_distances(n, k):
     check_distances(n, k)
 
 
-@pytest.mark.usefixtures("_own_programs")
+@pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("shells", [2, 6])
 def test_shells_may_be_wide(shells, monkeypatch):
     monkeypatch.setattr(triangle, "SHELLS", shells)
     check_distances(9, 3, weighted=False)
 
 
-@pytest.mark.usefixtures("_own_programs")
+@pytest.mark.usefixtures("own_programs")
 def test_a_set_half_way_between_two_centres(monkeypatch):
     """Two points of each group make the best set; shells as wide as the centres are apart."""
     monkeypatch.setattr(triangle, "SHELLS", 2)

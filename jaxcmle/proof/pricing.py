@@ -187,7 +187,7 @@ def vertex_profits(pricing: Pricing, duals: Array, means: Array, precision: Arra
         gains = duals - u[:, None] / 2 * square + log_term(pricing, u)[:, None]
         return to_curves(pricing, gains)
 
-    return in_tiles(curves, pricing.x.shape[0], means, precision)
+    return by_rows(curves, pricing.x.shape[0], means, precision)
 
 
 @jax.jit
@@ -203,7 +203,7 @@ def cell_profits(
         square = squares_outside(pricing.x, centre, half)
         return to_curves(pricing, duals + best_terms(pricing, square, low, high))[:, 0]
 
-    return in_tiles(profits, pricing.x.shape[0], centre, half, low, high)
+    return by_rows(profits, pricing.x.shape[0], centre, half, low, high)
 
 
 def squares_outside(x: Array, centre: Array, half: Array) -> Array:
@@ -222,7 +222,7 @@ def best_terms(pricing: Pricing, square: Array, low: Array, high: Array) -> Arra
     return log_term(pricing, u) - u / 2 * square
 
 
-def in_tiles(function: Callable[..., Any], n: int, *arrays: Array) -> Any:
+def by_rows(function: Callable[..., Any], n: int, *arrays: Array) -> Any:
     """Apply a function of stacks with a leading axis m, as many rows of n numbers as are fit."""
     length = arrays[0].shape[0]
     rows = max(1, min(length, numerics.tile_bytes() // (8 * n)))
@@ -264,7 +264,7 @@ def best_sets(
 
         return lax.fori_loop(1, iterations, step, own(means, precision))
 
-    return in_tiles(climb, 4 * pricing.x.shape[0], means, precision)
+    return by_rows(climb, 4 * pricing.x.shape[0], means, precision)
 
 
 def better(old: Sets, new: Sets) -> Sets:

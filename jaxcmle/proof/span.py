@@ -17,7 +17,7 @@ from jaxcmle.proof.pricing import (
     Sets,
     best_sets,
     best_terms,
-    in_tiles,
+    by_rows,
     log_term,
     squares_outside,
 )
@@ -128,7 +128,7 @@ def _corner_profits(
         gains = prices.reshape(-1) - u[:, None] / 2 * square + log_term(pricing, u)[:, None]
         return line_profits(pricing, _totals(pricing, groups, gains, u * reach))
 
-    return in_tiles(curves, 4 * len(flat), places, precisions)
+    return by_rows(curves, 4 * len(flat), places, precisions)
 
 
 @jax.jit
@@ -153,7 +153,7 @@ def _cell_profits(
         kappa = high * (centre[:, -1] + half[:, -1])
         return line_profits(pricing, _totals(pricing, groups, gains, kappa))[:, 0]
 
-    return in_tiles(profits, 4 * len(flat), centre, half, low, high)
+    return by_rows(profits, 4 * len(flat), centre, half, low, high)
 
 
 def _totals(pricing: Pricing, groups: Groups, gains: Array, kappa: Array) -> Array:
