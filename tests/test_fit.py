@@ -14,8 +14,8 @@ from support import BETA, PROBLEMS, tolerance
 
 import jaxcmle as jc
 from jaxcmle.solve import fit as fit_module
+from jaxcmle.solve.evolution import advance
 from jaxcmle.solve.padding import padded
-from jaxcmle.solve.population import next_round
 
 PRECISIONS = ("float32",)
 UNIT = np.sqrt(4 / np.pi)
@@ -127,9 +127,9 @@ def test_what_a_key_draws_does_not_depend_on_the_length():
 
 def test_other_values_and_lengths_compile_nothing():
     jc.fit(clusters(0), K, effort=SMALL)
-    before = next_round._cache_size()
+    before = advance._cache_size()
     jc.fit(clusters(1)[:50], K, effort=dataclasses.replace(SMALL, rounds=4, starts=16), min_size=3)
-    assert next_round._cache_size() == before
+    assert advance._cache_size() == before
 
 
 def test_an_offset_does_not_change_the_partition():

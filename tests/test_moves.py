@@ -170,7 +170,12 @@ def test_the_best_move_of_two_points_is_the_oracles(precision):
         x = (rng.normal(size=(n, D)) * 3).astype(precision)
         labels = rng.permutation(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2])).astype(np.int32)
         name = NAMES[seed % 3]
-        space = ready(numerics.prepare(jnp.asarray(x), None), K, Limits(size, 1e-2), PROBLEMS[name])
+        space = ready(
+            numerics.prepare(jnp.asarray(x), None),
+            jnp.ones(K, bool),
+            Limits(size, 1e-2),
+            PROBLEMS[name],
+        )
         partitions = partitions_of(space, jnp.asarray(labels)[None], K, PROBLEMS[name])
         found = exchanged(space, partitions, jnp.array([True]), PROBLEMS[name], True)[0]
         best = oracle(x, labels, name, floor=1e-2)

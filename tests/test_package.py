@@ -64,6 +64,7 @@ ORDER = (
     "jaxcmle.solve.approximate",
     "jaxcmle.solve.effort",
     "jaxcmle.solve.population",
+    "jaxcmle.solve.evolution",
     "jaxcmle.solve.fit",
     "jaxcmle",
     "jaxcmle.apps.datasets",

@@ -13,7 +13,7 @@ from jaxcmle.candidates import seeding
 from jaxcmle.problem import bounds, instance, objective, score
 from jaxcmle.refine import cem as cem_module
 from jaxcmle.refine.polish import Limits
-from jaxcmle.solve import population
+from jaxcmle.solve import evolution, population
 
 N, D, K = 30, 2, 3
 
@@ -143,9 +143,10 @@ def shapes(*trees):
 
 
 def search_round(x, weight, starts, k, problem):
-    space, nothing = population.begin(x, weight, k, 4, Limits(2, None), problem)
-    key = jax.random.key(0)
-    return population.next_round(key, 0, space, nothing, starts, population.CROSS, 60, problem)
+    space = population.workspace(x, weight, jnp.ones(k, bool), Limits(2, None), problem)
+    pace = evolution.Pace(10, 5, 2, 1)
+    search = evolution.begin(space, None, 4, 2, pace, problem)
+    return evolution.advance(jax.random.key(0), search, space, starts, pace, problem)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "rocm"])

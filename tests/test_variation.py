@@ -23,7 +23,8 @@ def population(precision, k, name="cmle", min_size=2.0):
     x = reference.random_mixture_data(rng, N, D, 3, 4.0)[0].astype(precision)
     labels = np.array([nearest(x, x[rng.choice(N, k, replace=False)]) for _ in range(M)])
     problem = PROBLEMS[name]
-    space = ready(numerics.prepare(jnp.asarray(x), None), k, Limits(min_size, FLOOR), problem)
+    points = numerics.prepare(jnp.asarray(x), None)
+    space = ready(points, jnp.ones(k, bool), Limits(min_size, FLOOR), problem)
     return x, space, partitions_of(space, jnp.asarray(labels, jnp.int32), k, problem)
 
 
@@ -42,7 +43,7 @@ def test_a_child_has_clusters_of_two_parents(precision):
     known = [{tuple(row) for row in rows(parents, i)} for i in range(M)]
     several = 0
     for seed in range(10):
-        children = crossover(jax.random.key(seed), parents)
+        children = crossover(jax.random.key(seed), parents, space.exists)
         np.testing.assert_allclose(children.weights.sum(axis=1), 1, rtol=1e-5)
         for i in range(M):
             child = [tuple(row) for row in rows(children, i)]
@@ -122,7 +123,8 @@ def test_pairs_are_chosen_greedily(k, precision):
     gain[rng.random((M, k)) < 0.3] = -np.inf
     gain[-1] = -np.inf
     draw = np.linspace(0, 0.999, M)
-    swaps = _pairs(*(jnp.asarray(each, precision) for each in (loss, gain, draw)))
+    given = (jnp.asarray(each, precision) for each in (loss, gain, draw))
+    swaps = _pairs(*given, jnp.int32(loss.shape[1]))
     most = max(1, k // 16)
     limits = np.round(np.exp(draw * np.log(most)))
     for i in range(M):

@@ -16,10 +16,11 @@ from jaxcmle import numerics
 from jaxcmle.numerics import Coefficients, Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import distance_to, farthest_first
+from jaxcmle.problem.objective import hide_missing, shift_means
 from jaxcmle.problem.types import Mixture
 from jaxcmle.selection import keep_largest
 
-__all__ = ["SeedMethod", "sample_points", "seed"]
+__all__ = ["SeedMethod", "drawn_mixture", "sample_points", "seed"]
 
 SeedMethod = Literal["kmeans++", "farthest", "random", "subsets", "abs"]
 
@@ -94,8 +95,21 @@ def _seed(
     key: Array, x: Array, weight: Array | None, k: int, method: SeedMethod, subset_size: int
 ) -> Mixture:
     points = numerics.prepare(x, weight)
+    mixture = drawn_mixture(key, points, jnp.ones(k, bool), method, subset_size)
+    return shift_means(mixture, points.shift)
+
+
+def drawn_mixture(
+    key: Array, points: Points, exists: Array, method: SeedMethod, subset_size: int = 3
+) -> Mixture:
+    """Return a mixture to start from, in the coordinates of the points.
+
+    It has as many clusters as `exists` has entries. The first of them, where those are true, do not
+    depend on how many follow that do not exist.
+    """
+    k, dtype = len(exists), points.x.dtype
     if method == "abs":
-        return _sample_and_prune(key, points, k)
+        return _sample_and_prune(key, points, exists)
     if method == "kmeans++":
         means = points.x[_kmeans_plus_plus(key, points, k)]
     elif method == "farthest":
@@ -106,16 +120,18 @@ def _seed(
         drawn = _draw_many(key, points.weight, k * subset_size)
         means = points.x[drawn].reshape(k, subset_size, -1).mean(axis=1)
 
-    ones = jnp.ones(k, x.dtype)
+    n, d = points.x.shape
+    ones = jnp.ones(k, dtype)
     tiles = numerics.point_tiles(points.x, k)
     square, _ = numerics.assign_directly(
-        tiles, Coefficients(means, ones, jnp.zeros_like(ones)), x.shape[0]
+        tiles, Coefficients(means, ones, jnp.where(exists, 0, jnp.inf).astype(dtype)), n
     )
     total = numerics.blocked_sum(points.weight)
-    variance = numerics.blocked_sum(points.weight * square) / (total * x.shape[1])
+    variance = numerics.blocked_sum(points.weight * square) / (total * d)
     # With a point on every mean the distances are all 0: any positive variance will do.
     variance = jnp.where(variance > 0, variance, 1)
-    return Mixture(weights=ones / k, means=means + points.shift, variances=variance * ones)
+    weights = ones / exists.sum().astype(dtype)
+    return hide_missing(Mixture(weights=weights, means=means, variances=variance * ones), exists)
 
 
 def _draw(key: Array, mass: Array) -> Array:
@@ -156,7 +172,7 @@ class _Found(NamedTuple):
     variances: Array
 
 
-def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
+def _sample_and_prune(key: Array, points: Points, exists: Array) -> Mixture:
     """Return a mixture found cluster by cluster, without the claims of the paper's ABS.
 
     A cluster with variance v costs a point `d/2 ln(2 pi v) + |x - mean|^2 / (2 v) + ln k`. It wins
@@ -164,7 +180,9 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
     for: the mean cost in a cluster to come, if these share the volume of the data evenly.
     """
     sample_key, draw_key = jax.random.split(key)
-    points = sample_points(sample_key, points, max(SAMPLE, SAMPLE_PER_CLUSTER * k))
+    most = len(exists)
+    points = sample_points(sample_key, points, max(SAMPLE, SAMPLE_PER_CLUSTER * most))
+    k = exists.sum().astype(points.x.dtype)
     centred, centre = numerics.centred(points)
     scale = jnp.abs(jnp.where(points.weight[:, None] > 0, centred, 0)).max()
     scale = jnp.where(scale > 0, scale, 1)
@@ -179,13 +197,14 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
     typical = whole * k ** (-2 / d)
 
     def constant(variance: Array) -> Array:
-        return d / 2 * jnp.log(2 * math.pi * variance) + math.log(k)
+        return d / 2 * jnp.log(2 * math.pi * variance) + jnp.log(k)
 
     def costs(square: Array, variances: Array) -> Array:
         return square / (2 * variances[..., None]) + constant(variances)[..., None]
 
     def add_cluster(j: Array, found: _Found) -> _Found:
-        to_come = (k - j).astype(x.dtype)
+        # One at least, for those that do not exist.
+        to_come = jnp.maximum(k - j.astype(x.dtype), 1)
         hope = constant(whole * to_come ** (-2 / d)) + d / 2
         least = jnp.minimum(found.least, hope)
         remainder = _prune(jnp.minimum(found.least, background), weight, to_come / k)
@@ -221,18 +240,19 @@ def _sample_and_prune(key: Array, points: Points, k: int) -> Mixture:
         )
 
     source = jnp.array([0] * FROM_REMAINDER + [1] * FROM_ALL)
-    uniform = jax.random.uniform(draw_key, (k, len(source), 2), x.dtype)
+    uniform = jax.random.uniform(draw_key, (most, len(source), 2), x.dtype)
     ones_and_x = jnp.concatenate([jnp.ones((n, 1), x.dtype), x], axis=1)
     background = norms / (2 * whole) + constant(whole)
     nothing = _Found(
-        jnp.full(n, jnp.inf, x.dtype), jnp.zeros((k, d), x.dtype), jnp.ones(k, x.dtype)
+        jnp.full(n, jnp.inf, x.dtype), jnp.zeros((most, d), x.dtype), jnp.ones(most, x.dtype)
     )
-    found = lax.fori_loop(0, k, add_cluster, nothing)
-    return Mixture(
-        weights=jnp.full(k, 1 / k, x.dtype),
-        means=found.means * scale + centre + points.shift,
+    found = lax.fori_loop(0, most, add_cluster, nothing)
+    mixture = Mixture(
+        weights=jnp.ones(most, x.dtype) / k,
+        means=found.means * scale + centre,
         variances=jnp.maximum(found.variances * scale * scale, 4 * jnp.finfo(x.dtype).tiny),
     )
+    return hide_missing(mixture, exists)
 
 
 def sample_points(key: Array, points: Points, count: int) -> Points:

@@ -22,6 +22,7 @@ __all__ = [
     "cost",
     "estimate",
     "fill_empty",
+    "hide_missing",
     "is_valid",
     "model_inputs",
     "moments_cost",
@@ -198,6 +199,19 @@ def fill_empty(moments: Moments, whole: Moments) -> Moments:
     mean = jnp.where(empty[:, None], whole.mean, moments.mean)
     scatter = jnp.where(empty, whole.scatter / whole.size, moments.scatter)
     return Moments(moments.size, mean, scatter)
+
+
+def hide_missing(mixture: Mixture, exists: Array) -> Mixture:
+    """Return a mixture, or a stack, in which clusters that do not exist never win a point.
+
+    They are there to make mixtures with different numbers of clusters alike. Without weight they
+    cost infinity under `CMLE` and `WKM`, without end to their variance under `UCMLE`, too.
+    """
+    return Mixture(
+        weights=jnp.where(exists, mixture.weights, 0),
+        means=mixture.means,
+        variances=jnp.where(exists, mixture.variances, jnp.inf),
+    )
 
 
 def is_valid(mixture: Mixture, problem: Problem) -> Array:

@@ -13,7 +13,7 @@ from jaxcmle import numerics
 from jaxcmle.numerics import Moments
 from jaxcmle.problem.types import Problem
 from jaxcmle.refine.moves import ROUNDINGS, cluster_change, entering_and_leaving
-from jaxcmle.refine.workspace import Partitions, Workspace, is_flawed
+from jaxcmle.refine.workspace import Partitions, Workspace, anywhere, is_flawed
 
 __all__ = ["exchanged"]
 
@@ -34,7 +34,8 @@ def exchanged(
     n = space.points.x.shape[0]
     if n > MOST_POINTS:
         return partitions.labels
-    spare = partitions.moments.size.min(axis=1) - space.points.weight.max() >= space.min_size
+    smallest = jnp.where(space.exists, partitions.moments.size, jnp.inf).min(axis=1)
+    spare = smallest - space.points.weight.max() >= space.min_size
     wanted = stuck & ~spare & (jnp.asarray(last) | (n <= FEW_POINTS))
 
     def exchange() -> Array:
@@ -45,7 +46,7 @@ def exchanged(
         )
         return jnp.where(wanted[:, None], labels, partitions.labels)
 
-    return lax.cond(wanted.any(), exchange, lambda: partitions.labels)
+    return lax.cond(anywhere(space, wanted), exchange, lambda: partitions.labels)
 
 
 def _exchange(space: Workspace, labels: Array, moments: Moments, problem: Problem) -> Array:
@@ -88,7 +89,8 @@ def _exchange(space: Workspace, labels: Array, moments: Moments, problem: Proble
         moments, square, labels, weight, problem=problem, floor=space.floor
     )
     cluster = jnp.arange(k, dtype=jnp.int32)[:, None]
-    elsewhere = jnp.where(cluster != labels, entering, jnp.inf)
+    open_to = (cluster != labels) & space.exists[:, None]
+    elsewhere = jnp.where(open_to, entering, jnp.inf)
     best, first = numerics.smallest(elsewhere)
     second_best, second = numerics.smallest(jnp.where(cluster == first, jnp.inf, elsewhere))
     taken = first[:, None] == labels[None, :]

@@ -14,6 +14,7 @@ from jaxcmle.refine.workspace import (
     Partitions,
     Rank,
     Workspace,
+    anywhere,
     fitted,
     is_better,
     labels_of,
@@ -29,6 +30,7 @@ CEM, MOVES, DONE = 0, 1, 2
 class _Carry(NamedTuple):
     phase: Array
     step: Array
+    live: Array
     mixtures: Mixture
     partitions: Partitions
 
@@ -52,40 +54,43 @@ def improve(
     max_iter: ArrayLike,
     max_passes: ArrayLike,
 ) -> Partitions:
-    """Return partitions made from a stack of mixtures, or partitions made better.
+    """Return partitions made from a stack of mixtures.
 
-    CEM goes first, from the mixtures, until no label of any changes or for `max_iter` iterations;
-    then batches of moves, until none improves or for `max_passes`. With a `max_iter` of 0 there
-    are only moves, from the partitions, which never makes them worse. One loop for both: its body
-    has the moments once, and so takes half as long to compile.
+    CEM goes first, from the mixtures, until no label changes or for `max_iter` iterations, which is
+    1 or more; then batches of moves, until none improves or for `max_passes`. One loop for both:
+    its body has the moments once, and so takes half as long to compile.
+
+    A partition that a step leaves as it is takes no part in the rest of the phase: what becomes of
+    it does not depend on how long the others take, in this search or in one that runs with it.
     """
-    k = mixtures.weights.shape[1]
+    m, k = mixtures.weights.shape
 
     def step(carry: _Carry) -> _Carry:
-        phase, steps, mixtures, old = carry
+        phase, steps, live, mixtures, old = carry
         labels = lax.cond(
             phase == CEM,
             lambda: labels_of(space, mixtures, problem),
-            lambda: _moved(space, old, problem, jnp.asarray(max_iter) == 0),
+            lambda: _moved(space, old, problem, False),
         )
         new = partitions_of(space, labels, k, problem)
         changed = ((labels != old.labels) & (space.points.weight > 0)).any(axis=1)
-        taken = changed & ((phase == CEM) | is_better(new.rank, old.rank))
+        limit = jnp.where(phase == CEM, max_iter, max_passes)
+        taken = live & (steps < limit) & changed & ((phase == CEM) | is_better(new.rank, old.rank))
         partitions = select_each(taken, new, old)
         steps = steps + 1
-        limit = jnp.where(phase == CEM, max_iter, max_passes)
-        over = ~taken.any() | (steps >= limit)
-        following = jnp.where((phase == CEM) & (jnp.asarray(max_passes) > 0), MOVES, DONE)
+        over = ~anywhere(space, taken & (steps < limit))
+        following = jnp.where(phase == CEM, MOVES, DONE)
         return _Carry(
             phase=jnp.where(over, following, phase).astype(jnp.int32),
             step=jnp.where(over, 0, steps),
+            live=taken | over,
             mixtures=fitted(space, partitions.moments, problem),
             partitions=partitions,
         )
 
-    phase = jnp.where(jnp.asarray(max_iter) > 0, CEM, MOVES).astype(jnp.int32)
-    first = _Carry(phase, jnp.int32(0), mixtures, partitions)
-    return lax.while_loop(lambda carry: carry.phase != DONE, step, first).partitions
+    last = jnp.where(anywhere(space, jnp.asarray(max_passes) > 0), MOVES, CEM)
+    first = _Carry(jnp.int32(CEM), jnp.int32(0), jnp.ones(m, bool), mixtures, partitions)
+    return lax.while_loop(lambda carry: carry.phase <= last, step, first).partitions
 
 
 def move_until_done(

@@ -28,6 +28,7 @@ from jaxcmle.refine.workspace import (
     is_safe,
     over_tiles,
     own_values,
+    shortage_of,
     squared_distances,
 )
 
@@ -166,7 +167,7 @@ def _best_moves(
     The change is infinite where no move is allowed, or none improves.
     """
     size, mean, scatter = moments
-    short = size < space.min_size
+    short = (size < space.min_size) & space.exists
 
     def one_tile(tile: Any, label: Array, weight: Array) -> tuple[Array, Array]:
         square = squared_distances(space, tile, mean, safe)
@@ -174,7 +175,7 @@ def _best_moves(
             moments, square, label, weight, problem=problem, floor=space.floor
         )
         elsewhere = jnp.arange(len(size), dtype=jnp.int32)[:, None] != label
-        open_to = elsewhere & (short[:, None] | ~short.any())
+        open_to = elsewhere & (space.exists & (short | ~short.any()))[:, None]
         best, target = numerics.smallest(jnp.where(open_to, entering, jnp.inf))
         left = size[label] - weight
         # From gathered numbers: to gather truth values takes longer than all the rest.
@@ -223,8 +224,8 @@ def _move_batch(
     ).sum(axis=1)
 
     # The least shortage first, then the fewest flaws, then the cost.
-    shortage = jnp.maximum(space.min_size - new, 0).sum(axis=1)
-    flaws = is_flawed(space, new, scatter + rise).sum(axis=1)
+    shortage = shortage_of(space, new)
+    flaws = (is_flawed(space, new, scatter + rise) & space.exists).sum(axis=1)
     best = (shortage <= shortage.min()) & jnp.isfinite(changes)
     best &= flaws <= jnp.where(best, flaws, k + 1).min()
     choice = jnp.argmin(jnp.where(best, changes, jnp.inf)).astype(jnp.int32)

@@ -14,6 +14,7 @@ from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import (
     assign_points,
     fill_empty,
+    hide_missing,
     partition_inputs,
     shift_means,
     weighted_total,
@@ -151,21 +152,23 @@ def variance_limits(
     return floor, NO_SPREAD * floor if matters else -floor
 
 
-def ready(points: Points, k: int, limits: Limits, problem: Problem) -> Workspace:
-    """Return the workspace of points with these limits."""
+def ready(
+    points: Points, exists: Array, limits: Limits, problem: Problem, batch: str | None = None
+) -> Workspace:
+    """Return the workspace of points with these limits, for as many clusters as `exists` has."""
     floor, least_spread = variance_limits(points, limits.min_variance, problem)
-    return make_workspace(points, k, floor, least_spread, limits.min_size)
+    return make_workspace(points, exists, floor, least_spread, limits.min_size, batch)
 
 
 def settle(
-    space: Workspace, labels: Array, k: int, problem: Problem, status: ArrayLike, n_iter: ArrayLike
+    space: Workspace, labels: Array, problem: Problem, status: ArrayLike, n_iter: ArrayLike
 ) -> Solution:
     """Return the solution of a partition, all numbers from direct differences.
 
     Searches round, so that a point may be in a cluster that is dearer by a rounding error: labels
     become what their mixture assigns, where that is no worse.
     """
-    points = space.points
+    points, k = space.points, len(space.exists)
 
     def partition(labels: Array) -> Partitions:
         return partitions_of(space, labels[None], k, problem)
@@ -173,6 +176,7 @@ def settle(
     def mixture_of(labels: Array) -> Mixture:
         moments = numerics.cluster_moments(points, space.rows, labels, k)
         mixture = problem.mixture(fill_empty(moments, space.whole), space.floor)
+        mixture = hide_missing(mixture, space.exists)
         # As the user will see it: the means rounded in the user's units.
         return shift_means(shift_means(mixture, points.shift), -points.shift)
 
@@ -213,11 +217,11 @@ def _polish(
     limits: Limits,
     max_passes: ArrayLike,
 ) -> Solution:
-    space = ready(numerics.prepare(x, weight), k, limits, problem)
+    space = ready(numerics.prepare(x, weight), jnp.ones(k, bool), limits, problem)
     start = partitions_of(space, labels[None], k, problem)
     end, passes, done = move_until_done(space, start, problem, max_passes)
     status = jnp.where(done, Status.CONVERGED, Status.MAX_ITER)
-    return settle(space, end.labels[0], k, problem, status, passes)
+    return settle(space, end.labels[0], problem, status, passes)
 
 
 @partial(jax.jit, static_argnames="k")

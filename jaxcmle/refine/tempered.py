@@ -20,6 +20,7 @@ from jaxcmle.numerics import Coefficients, Moments, Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import (
     fill_empty,
+    hide_missing,
     is_valid,
     model_inputs,
     shift_means,
@@ -79,7 +80,12 @@ def free_energy(
 
 
 def tempered_em(
-    points: Points, mixture: Mixture, problem: Problem, temperatures: Array, floor: ArrayLike
+    points: Points,
+    mixture: Mixture,
+    problem: Problem,
+    temperatures: Array,
+    floor: ArrayLike,
+    exists: Array | None = None,
 ) -> Mixture:
     """Return the mixture after one iteration of EM at each temperature in turn.
 
@@ -93,9 +99,15 @@ def tempered_em(
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
         temperatures: `[t]`, in the dtype of the points.
         floor: the least variance.
+        exists: `[k]`, which clusters there are; by default all.
     """
     step = em_step(points, mixture.weights.shape[0], problem, floor)
-    return lax.scan(lambda mixture, now: (step(mixture, now), None), mixture, temperatures)[0]
+    exists = jnp.ones(mixture.weights.shape, bool) if exists is None else exists
+
+    def iterate(mixture: Mixture, temperature: Array) -> tuple[Mixture, None]:
+        return hide_missing(step(mixture, temperature), exists), None
+
+    return lax.scan(iterate, mixture, temperatures)[0]
 
 
 @jax.jit

@@ -1,6 +1,5 @@
 """New mixtures from old partitions: crossover, and giving one cluster up to split another."""
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -37,7 +36,7 @@ CLUSTERS_PER_SWAP = 16
 TEMPERATURES = (0.03, 0.1, 0.3)
 
 
-def crossover(key: Array, mixtures: Mixture) -> Mixture:
+def crossover(key: Array, mixtures: Mixture, exists: Array) -> Mixture:
     """Return a stack of children, each with clusters of two parents drawn from a stack.
 
     A cut divides space: by the distance to a cluster of the first parent, or by a plane across
@@ -45,22 +44,25 @@ def crossover(key: Array, mixtures: Mixture) -> Mixture:
     the near side as were drawn, and the remaining ones of the second on the far side.
     """
     m, k, _ = mixtures.means.shape
+    count = exists.sum()
     draws = _uniform(jax.random.split(key, m), 6, mixtures.means.dtype)
 
     def child(draw: Array) -> Mixture:
         i = _below(draw[0], m)
         j = (i + 1 + _below(draw[1], max(m - 1, 1))) % m
         first, second = (jax.tree.map(lambda leaf, p=p: leaf[p], mixtures) for p in (i, j))
-        origin = first.means[_below(draw[2], k)]
-        way = second.means[_below(draw[3], k)] - origin
+        # Clusters that exist come before those that do not.
+        origin = first.means[_below(draw[2], count)]
+        way = second.means[_below(draw[3], count)] - origin
 
         def order(means: Array) -> Array:
             away = means - origin
             along = jnp.matmul(away, way, precision=numerics.PRECISION)
-            return jnp.argsort(jnp.where(draw[4] < 0.5, (away * away).sum(axis=1), along))
+            place = jnp.where(draw[4] < 0.5, (away * away).sum(axis=1), along)
+            return jnp.argsort(jnp.where(exists, place, jnp.inf))
 
         near, far = jax.vmap(order)(jnp.stack([first.means, second.means]))
-        cut = 1 + _below(draw[5], max(k - 1, 1))
+        cut = 1 + _below(draw[5], jnp.maximum(count - 1, 1))
         picked = select_each(
             jnp.arange(k, dtype=jnp.int32) < cut,
             jax.tree.map(lambda leaf: leaf[near], first),
@@ -94,12 +96,14 @@ def swap(
     keys = jax.random.split(key, m)
     draws = _uniform(keys, 2 * k + 2, loss.dtype)
     temperature = jnp.array(TEMPERATURES, loss.dtype)[_below(draws[:, 0], len(TEMPERATURES))]
-    short = partitions.moments.size < space.min_size
-    least = jnp.where(short, jnp.inf, loss).min(axis=1)
+    short = (partitions.moments.size < space.min_size) & space.exists
+    least = jnp.where(short | ~space.exists, jnp.inf, loss).min(axis=1)
     scale = temperature * jnp.where(jnp.isfinite(least), least, 1)
-    noise = scale[:, None] * _gumbel(draws[:, 1:-1])
-    loss = jnp.where(short, -jnp.finfo(loss.dtype).max / 4, loss - noise[:, :k])
-    swaps = _pairs(loss, halves.gain + noise[:, k:], draws[:, -1])
+    # Two for a cluster, so that clusters that do not exist do not change those of the others.
+    noise = scale[:, None, None] * _gumbel(draws[:, 2:]).reshape(m, k, 2)
+    loss = jnp.where(short, -jnp.finfo(loss.dtype).max / 4, loss - noise[..., 0])
+    loss = jnp.where(space.exists, loss, jnp.inf)
+    swaps = _pairs(loss, halves.gain + noise[..., 1], draws[:, 1], space.exists.sum())
     row = jnp.arange(m)
     # Out of range is dropped.
     parted_to, gone_to = (jnp.where(swaps.made, place, k) for place in (swaps.parted, swaps.gone))
@@ -120,21 +124,18 @@ class _Swaps(NamedTuple):
     made: Array
 
 
-def _most_pairs(k: int) -> int:
-    return max(1, k // CLUSTERS_PER_SWAP)
-
-
-def _pairs(loss: Array, gain: Array, draw: Array) -> _Swaps:
+def _pairs(loss: Array, gain: Array, draw: Array, count: Array) -> _Swaps:
     """Choose clusters to give up and to split: one pair always, more if each of them gains.
 
     Where clusters are many, one pair in a round takes long to mend a poor start. How many there are
-    at most is drawn: pairs that are near to each other may not gain together.
+    at most is drawn: pairs that are near to each other may not gain together. `count` clusters
+    exist; the others have a loss of infinity and a gain of minus infinity.
     """
     m, k = loss.shape
-    most = _most_pairs(k)
-    limit = jnp.exp(draw * math.log(most)).round().astype(jnp.int32)
-    score = loss[:, :, None] - gain[:, None, :]
-    score = jnp.where(jnp.eye(k, dtype=bool), jnp.inf, score)
+    most = jnp.maximum(count // CLUSTERS_PER_SWAP, 1).astype(draw.dtype)
+    limit = jnp.exp(draw * jnp.log(most)).round().astype(jnp.int32)
+    never = jnp.eye(k, dtype=bool) | jnp.isinf(loss)[:, :, None] | jnp.isinf(gain)[:, None, :]
+    score = jnp.where(never, jnp.inf, loss[:, :, None] - gain[:, None, :])
     cluster = jnp.arange(k, dtype=jnp.int32)
 
     def choose(score: Array, place: Array) -> tuple[Array, _Swaps]:
@@ -147,7 +148,7 @@ def _pairs(loss: Array, gain: Array, draw: Array) -> _Swaps:
         score = jnp.where(used[:, :, None] | used[:, None, :], jnp.inf, score)
         return score, _Swaps(gone, parted, made)
 
-    return lax.scan(choose, score, jnp.arange(most, dtype=jnp.int32))[1]
+    return lax.scan(choose, score, jnp.arange(max(1, k // CLUSTERS_PER_SWAP), dtype=jnp.int32))[1]
 
 
 def _removal_costs(
@@ -261,7 +262,8 @@ def _split(
     apart = part_costs(size, scatter, total[:, None]).sum(axis=1)
     gain = part_costs(moments.size, moments.scatter, total) - apart
     allowed = (size >= space.min_size) & ~is_flawed(space, size, scatter)
-    gain = jnp.where(allowed.all(axis=1) & jnp.isfinite(gain), gain, -jnp.inf)
+    allowed = allowed.all(axis=1) & space.exists
+    gain = jnp.where(allowed & jnp.isfinite(gain), gain, -jnp.inf)
     left, right = (jax.tree.map(lambda leaf, i=i: leaf[:, i], parts) for i in range(2))
     return _Halves(gain, left, right)
 
@@ -277,6 +279,7 @@ def _gumbel(uniform: Array) -> Array:
     return -jnp.log(-jnp.log(jnp.maximum(uniform, tiny)) + tiny)
 
 
-def _below(uniform: Array, count: int) -> Array:
+def _below(uniform: Array, count: int | Array) -> Array:
     """Turn uniform numbers into whole ones from 0 to `count - 1`."""
-    return jnp.minimum((uniform * count).astype(jnp.int32), count - 1)
+    count = jnp.asarray(count, jnp.int32)
+    return jnp.minimum((uniform * count.astype(uniform.dtype)).astype(jnp.int32), count - 1)

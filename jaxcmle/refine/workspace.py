@@ -6,6 +6,7 @@ centre); where it does not, direct differences and two-pass moments take their p
 population at once. What a search reports is computed exactly at its end.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -15,14 +16,22 @@ from jax.typing import ArrayLike
 
 from jaxcmle import numerics
 from jaxcmle.numerics import MomentRows, Moments, Points
-from jaxcmle.problem.objective import assign_points, fill_empty, moments_cost, shift_means
+from jaxcmle.problem.objective import (
+    assign_points,
+    fill_empty,
+    hide_missing,
+    moments_cost,
+    shift_means,
+)
 from jaxcmle.problem.types import Mixture, Problem
 
 __all__ = [
     "Partitions",
     "Rank",
     "Workspace",
+    "anywhere",
     "fitted",
+    "is_behind",
     "is_better",
     "is_flawed",
     "is_safe",
@@ -33,6 +42,7 @@ __all__ = [
     "own_values",
     "partitions_of",
     "select_each",
+    "shortage_of",
     "squared_distances",
 ]
 
@@ -43,7 +53,9 @@ TOLERANCE = 1e-3
 VARIANCE_TOLERANCE = 32
 
 
-class Workspace(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workspace:
     """Points and limits of one search.
 
     Attributes:
@@ -59,6 +71,9 @@ class Workspace(NamedTuple):
             not matter.
         ample: the weight from which a cluster may do without spread.
         min_size: the least weight of a cluster.
+        exists: `[k]`, false for clusters that are there only to share programs: they hold no
+            points, and nothing is demanded of them.
+        batch: the name of the axis along which `vmap` runs several searches at once, or None.
     """
 
     points: Points
@@ -71,6 +86,8 @@ class Workspace(NamedTuple):
     least_spread: Array
     ample: Array
     min_size: Array
+    exists: Array
+    batch: str | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 class Rank(NamedTuple):
@@ -96,9 +113,15 @@ class Partitions(NamedTuple):
 
 
 def make_workspace(
-    points: Points, k: int, floor: ArrayLike, least_spread: ArrayLike, min_size: ArrayLike
+    points: Points,
+    exists: Array,
+    floor: ArrayLike,
+    least_spread: ArrayLike,
+    min_size: ArrayLike,
+    batch: str | None = None,
 ) -> Workspace:
-    """Return what a search for k clusters needs to know of the points."""
+    """Return what a search for so many clusters needs to know of the points."""
+    k = len(exists)
     dtype = points.x.dtype
     # For twice as many clusters: a search splits them all.
     tiles = numerics.point_tiles(points.x, 2 * k)
@@ -115,17 +138,36 @@ def make_workspace(
         largest_norm=features[:, -2].max(),
         floor=jnp.asarray(floor, dtype),
         least_spread=jnp.asarray(least_spread, dtype),
-        ample=numerics.blocked_sum(points.weight) / (2 * k),
+        ample=numerics.blocked_sum(points.weight) / (2 * exists.sum()).astype(dtype),
         # Sums of fractional weights round: what is short by rounding alone is enough.
         min_size=jnp.asarray(min_size, dtype) * (1 - 16 * jnp.finfo(dtype).eps),
+        exists=exists,
+        batch=batch,
     )
 
 
+def anywhere(space: Workspace, flags: Array) -> Array:
+    """Tell whether any flag is set, in this search or in another one that runs with it.
+
+    What depends on this is one decision for all of them, so that `vmap` need not go both ways: it
+    must only save work, and change no answer.
+    """
+    flag = flags.any()
+    if space.batch is None:
+        return flag
+    return lax.pmax(flag.astype(jnp.int32), space.batch) > 0
+
+
 def fitted(space: Workspace, moments: Moments, problem: Problem) -> Mixture:
-    """Return the best mixtures of a stack of partitions with these moments."""
+    """Return the best mixtures of a stack of partitions with these moments.
+
+    Of twice as many clusters, too: the halves of all of them.
+    """
+    exists = jnp.tile(space.exists, moments.size.shape[-1] // len(space.exists))
 
     def one(moments: Moments) -> Mixture:
-        return problem.mixture(fill_empty(moments, space.whole), space.floor)
+        mixture = problem.mixture(fill_empty(moments, space.whole), space.floor)
+        return hide_missing(mixture, exists)
 
     return jax.vmap(one)(moments)
 
@@ -138,11 +180,17 @@ def partitions_of(space: Workspace, labels: Array, k: int, problem: Problem) -> 
 
 def _rank(space: Workspace, moments: Moments, problem: Problem) -> Rank:
     costs = jax.vmap(lambda each: moments_cost(each, problem, space.floor))(moments)
+    flawed = is_flawed(space, moments.size, moments.scatter) & space.exists
     return Rank(
-        shortage=jnp.maximum(space.min_size - moments.size, 0).sum(axis=-1),
-        flaws=is_flawed(space, moments.size, moments.scatter).sum(axis=-1, dtype=jnp.int32),
+        shortage=shortage_of(space, moments.size),
+        flaws=flawed.sum(axis=-1, dtype=jnp.int32),
         cost=jnp.where(jnp.isfinite(costs), costs, jnp.inf),
     )
+
+
+def shortage_of(space: Workspace, size: Array) -> Array:
+    """Return the weight that clusters `[..., k]` lack to the minimum size, in all."""
+    return jnp.where(space.exists, jnp.maximum(space.min_size - size, 0), 0).sum(axis=-1)
 
 
 def is_flawed(space: Workspace, size: Array, scatter: Array) -> Array:
@@ -159,6 +207,15 @@ def is_better(new: Rank, old: Rank) -> Array:
     """Tell where the new rank is strictly better than the old one."""
     cheaper = (new.flaws < old.flaws) | ((new.flaws == old.flaws) & (new.cost < old.cost))
     return (new.shortage < old.shortage) | ((new.shortage == old.shortage) & cheaper)
+
+
+def is_behind(rank: Rank) -> Array:
+    """Tell which of a stack of ranks come after which, `[m, m]`: worse, or the same and later."""
+    this = jax.tree.map(lambda leaf: leaf[:, None], rank)
+    other = jax.tree.map(lambda leaf: leaf[None, :], rank)
+    place = jnp.arange(rank.cost.shape[0], dtype=jnp.int32)
+    earlier = place[None, :] < place[:, None]
+    return is_better(other, this) | (~is_better(this, other) & earlier)
 
 
 def select_each(mask: Array, new: Any, old: Any) -> Any:

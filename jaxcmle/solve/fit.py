@@ -26,27 +26,15 @@ from jaxcmle.refine.cem import cem
 from jaxcmle.refine.polish import Limits, polish, variance_limits
 from jaxcmle.refine.workspace import Partitions, Workspace, fitted
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
+from jaxcmle.solve.evolution import advance, begin, ended, pace_of
 from jaxcmle.solve.padding import for_all_points, padded
-from jaxcmle.solve.population import (
-    CROSS,
-    FINISH,
-    START,
-    begin,
-    evaluate,
-    make_starts,
-    next_round,
-    outcome,
-)
+from jaxcmle.solve.population import make_starts, outcome, workspace
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 
 __all__ = ["fit"]
 
 # Up to so many points the lower bound takes less time than the search.
 MOST_CERTIFIED = 4096
-# Iterations of CEM for a child. Where clusters of few points have a minimum size, CEM leaves good
-# partitions: then every second round has one iteration, and single-point moves do the rest.
-MAX_ITER = 30
-FEW_POINTS = 64
 # After a search on a sample: iterations of CEM on all points in one go, all in all, and batches of
 # moves at the end.
 CHUNK = 10
@@ -54,10 +42,6 @@ MOST_ITERATIONS = 200
 LAST_PASSES = 20
 # A sample may miss a part of a cluster: there, clusters may be smaller.
 SAMPLE_SLACK = 0.7
-# What counts as better, relative to the cost.
-VISIBLE = 1e-7
-# What two searches may differ by, relative to the cost, to have found the same.
-AGREE = 2e-6
 
 
 def fit(
@@ -229,125 +213,56 @@ def _fit_all(
     instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
 ) -> Solution:
     """Search on all points."""
-    n, k, problem = len(instance.points), instance.k, instance.problem
-    search = _search(instance, effort, key, known, watch)
-    solution = search.best()
+    n, problem = len(instance.points), instance.problem
+    done = _search(instance, effort, key, known, watch)
+    labels, space = done.population.labels[0], done.space
+    passes = 0 if done.status == Status.INTERRUPTED else space.points.x.shape[0]
+    solution = outcome(space, labels, problem, int(done.status), done.rounds, passes)
     if known is not None:
         # Ranks within the search are rounded: what was given is looked at once more, exactly.
-        labels, status = _lengthened(known, search.space), int(search.status)
-        given = outcome(search.space, labels, k, problem, status, search.rounds)
+        labels = _lengthened(known, space)
+        given = outcome(space, labels, problem, int(done.status), done.rounds, 0)
         solution = min(solution, given, key=_order)
     return dataclasses.replace(solution, labels=solution.labels[:n])
 
 
-class _Search(NamedTuple):
+class _Done(NamedTuple):
     """The end of a search."""
 
     space: Workspace
     population: Partitions
-    problem: Problem
     status: Status
     rounds: int
-
-    def best(self) -> Solution:
-        """Return the best of the population."""
-        labels, k = self.population.labels[0], self.population.moments.size.shape[1]
-        return outcome(self.space, labels, k, self.problem, int(self.status), self.rounds)
 
 
 def _search(
     instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
-) -> _Search:
+) -> _Done:
     """Run rounds until nothing improves; at least one."""
     _, _, k, problem, limits = instance
     x, weight = padded(instance.points, instance.weight)
-    space, nothing = begin(x, weight, k, effort.population, limits, problem)
-    population = nothing
+    space = workspace(x, weight, jnp.ones(k, bool), limits, problem)
     if known is not None:
-        first = evaluate(space, _lengthened(known, space)[None], k, problem)
-        population = jax.tree.map(lambda new, old: old.at[0].set(new[0]), first, nothing)
-    if k == 1:
-        # Nothing to search for.
-        population = evaluate(space, jnp.zeros((1, len(x)), jnp.int32), k, problem)
-        return _Search(space, population, problem, Status.CONVERGED, 0)
-
+        known = _lengthened(known, space)
+    pace = pace_of(effort)
+    search = begin(space, known, effort.population, effort.restarts, pace, problem)
     start_key, round_key = jax.random.split(key)
     starts: Any = None
-    done, seedings, stopped = 0, 0, False
-
-    def evolve(population: Partitions, groups: int) -> Partitions:
-        """Run rounds, first with groups of starts, until nothing improves."""
-        nonlocal starts, done, seedings, stopped
-        best = _first_rank(population)
-        stale = 0
-        while done < effort.rounds and stale < effort.patience and not stopped:
-            seeded = groups > 0
-            if seeded:
-                method = effort.methods[seedings % len(effort.methods)]
-                count = effort.population
-                starts = make_starts(
-                    start_key, seedings, x, weight, k, count, method, problem, limits
-                )
-                groups, seedings = groups - 1, seedings + 1
-            kind = START if seeded else CROSS
-            max_iter = 1 if len(x) <= FEW_POINTS and done % 2 else MAX_ITER
-            population = next_round(
-                round_key, done, space, population, starts, kind, max_iter, problem
-            )
-            done += 1
-            rank = _first_rank(population)
-            visible = (*rank[:2], rank[2] + VISIBLE * abs(rank[2]))
-            stale = 0 if visible < best or seeded else stale + 1
-            best = min(best, rank)
-            watch.report(done, rank[2])
-            stopped = watch.stops()
-        return population
-
-    groups = -(-effort.starts // effort.population)
-    # Rounds on few points cost next to nothing, and their searches agree on what is not optimal.
-    enough = math.inf if len(x) <= FEW_POINTS else effort.agreeing
-    found = [evolve(population, groups)]
-    while len(found) < effort.restarts and done < effort.rounds and not stopped:
-        if _agreeing(found) >= enough:
-            break
-        found.append(evolve(nothing, groups))
-    population = _union(found)
-    if len(found) > 1 and _agreeing(found) < enough:
-        population = evolve(population, 0)
-    if not stopped:
-        population = next_round(round_key, done, space, population, starts, FINISH, 0, problem)
+    seedings, seeded, finished, stopped = 0, True, k == 1, False
+    while not finished and not stopped:
+        if seeded:
+            method = effort.methods[seedings % len(effort.methods)]
+            starts = make_starts(start_key, seedings, space, effort.population, method, problem)
+        search = advance(round_key, search, space, starts, pace, problem)
+        # One transfer: everything that the host wants to know.
+        seedings, groups, done, cost, finished = jax.device_get(
+            (search.seedings, search.groups, search.rounds, search.best.cost, search.finished)
+        )
+        seeded = groups > 0
+        watch.report(int(done), float(cost))
+        stopped = not finished and watch.stops()
     status = Status.INTERRUPTED if stopped else Status.CONVERGED
-    return _Search(space, population, problem, status, done)
-
-
-def _agreeing(populations: list[Partitions]) -> int:
-    """Return how many of the searches have found the best, to rounding."""
-    ranks = [_first_rank(each) for each in populations]
-    *others, cost = min(ranks)
-    return sum(rank <= (*others, cost + AGREE * abs(cost)) for rank in ranks)
-
-
-def _first_rank(population: Partitions) -> tuple[float, ...]:
-    """Return the rank of the first solution, which is the best."""
-    return tuple(float(value[0]) for value in jax.device_get(population.rank))
-
-
-def _union(populations: list[Partitions]) -> Partitions:
-    """Return the best of several populations, about as many of each, in one of the same size."""
-    if len(populations) == 1:
-        return populations[0]
-    m = populations[0].labels.shape[0]
-    host = jax.device_get([population.rank for population in populations])
-    ranks = [np.concatenate(leaves) for leaves in zip(*host, strict=True)]
-    # The best of each first, then the second best of each, and so on.
-    mixed = np.arange(len(populations) * m).reshape(-1, m).T.reshape(-1)[:m]
-    order = np.lexsort([leaf[mixed] for leaf in reversed(ranks)])
-    return _taken(populations, mixed[order])
-
-
-@jax.jit
-def _taken(populations: list[Partitions], places: Array) -> Partitions:
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[places], *populations)
+    return _Done(space, ended(search), status, int(search.rounds))
 
 
 def _fit_sample(

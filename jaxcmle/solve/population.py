@@ -14,37 +14,27 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
-from jaxcmle.candidates.seeding import seed
-from jaxcmle.problem.objective import shift_means
+from jaxcmle.candidates.seeding import drawn_mixture
+from jaxcmle.problem.objective import hide_missing
 from jaxcmle.problem.types import Mixture, Problem, Solution
-from jaxcmle.refine.improve import improve, no_partitions
-from jaxcmle.refine.polish import Limits, ready, settle, variance_limits
+from jaxcmle.refine.improve import improve, move_until_done
+from jaxcmle.refine.polish import Limits, ready, settle
 from jaxcmle.refine.tempered import tempered_em
 from jaxcmle.refine.variation import crossover, swap
 from jaxcmle.refine.workspace import (
     Partitions,
     Workspace,
     fitted,
+    is_behind,
     is_better,
     partitions_of,
     select_each,
 )
 from jaxcmle.solve.effort import StartMethod, to_seed_method
 
-__all__ = [
-    "CROSS",
-    "FINISH",
-    "START",
-    "begin",
-    "evaluate",
-    "make_starts",
-    "next_round",
-    "outcome",
-]
+__all__ = ["make_starts", "next_round", "outcome", "workspace"]
 
-# What the children of a round begin as.
-START, CROSS, FINISH = 0, 1, 2
-# Batches of moves for a child; to finish, as many as there are.
+# Batches of moves for a child.
 MAX_PASSES = 4
 # How often a child gives up a cluster for another.
 SWAPS = 1
@@ -57,50 +47,42 @@ SOFT = (1.0,) * 6
 FALLING = tuple(0.8**i for i in range(10))
 
 
-@partial(jax.jit, static_argnames=("k", "m"))
-def begin(
-    x: Array, weight: Array, k: int, m: int, limits: Limits, problem: Problem
-) -> tuple[Workspace, Partitions]:
-    """Return the points made ready, and m places for solutions."""
-    space = ready(numerics.prepare(x, weight), k, limits, problem)
-    return space, no_partitions(space, m, k)
+@partial(jax.jit, static_argnames="batch")
+def workspace(
+    x: Array,
+    weight: Array,
+    exists: Array,
+    limits: Limits,
+    problem: Problem,
+    batch: str | None = None,
+) -> Workspace:
+    """Return the points made ready for a search."""
+    return ready(numerics.prepare(x, weight), exists, limits, problem, batch)
 
 
-@partial(jax.jit, static_argnames=("k", "count", "method"))
+@partial(jax.jit, static_argnames=("count", "method"))
 def make_starts(
     key: Array,
     number: ArrayLike,
-    x: Array,
-    weight: Array,
-    k: int,
+    space: Workspace,
     count: int,
     method: StartMethod,
     problem: Problem,
-    limits: Limits,
 ) -> Mixture:
     """Return a stack of mixtures to start from; `number` is that of the group."""
     seeding = to_seed_method(method)
-    mixtures = jax.vmap(lambda key: seed(key, x, k, method=seeding, sample_weight=weight))(
-        jax.random.split(jax.random.fold_in(key, number), count)
-    )
+    keys = jax.random.split(jax.random.fold_in(key, number), count)
+    mixtures = jax.vmap(lambda key: drawn_mixture(key, space.points, space.exists, seeding))(keys)
     if method not in ("em", "annealed"):
         return mixtures
-    points = numerics.prepare(x, weight)
-    floor, _ = variance_limits(points, limits.min_variance, problem)
-    temperatures = jnp.array(SOFT if method == "em" else FALLING, x.dtype)
+    temperatures = jnp.array(SOFT if method == "em" else FALLING, space.points.x.dtype)
 
     def softly(mixture: Mixture) -> Mixture:
-        mixture = problem.constrained(shift_means(mixture, -points.shift))
-        mixture = tempered_em(points, mixture, problem, temperatures, floor)
-        return shift_means(mixture, points.shift)
+        mixture = problem.constrained(mixture)
+        mixture = hide_missing(mixture, space.exists)
+        return tempered_em(space.points, mixture, problem, temperatures, space.floor, space.exists)
 
     return jax.vmap(softly)(mixtures)
-
-
-@partial(jax.jit, static_argnames="k")
-def evaluate(space: Workspace, labels: Array, k: int, problem: Problem) -> Partitions:
-    """Return a stack of partitions from labels `[m, n]`."""
-    return partitions_of(space, labels, k, problem)
 
 
 @jax.jit
@@ -110,7 +92,7 @@ def next_round(
     space: Workspace,
     population: Partitions,
     starts: Mixture,
-    kind: ArrayLike,
+    seeded: ArrayLike,
     max_iter: ArrayLike,
     problem: Problem,
 ) -> Partitions:
@@ -121,42 +103,28 @@ def next_round(
         number: of the round.
         space: the points.
         population: m solutions.
-        starts: m mixtures in the user's coordinates, for a round of starts.
-        kind: START, CROSS, or FINISH, which moves single points of the best until none improves.
+        starts: m mixtures in the coordinates of the workspace.
+        seeded: whether children begin as those, or by crossover.
         max_iter: iterations of CEM for a child, at most.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
     """
-    finishing = jnp.asarray(kind) == FINISH
-    swaps = jnp.where(finishing, 0, SWAPS)
 
     def stage(i: Array, children: Partitions) -> Partitions:
         own = jax.random.fold_in(jax.random.fold_in(key, number), i)
         first = i == 0
 
         def fresh() -> tuple[Mixture, Array]:
-            mixtures = lax.cond(
-                jnp.asarray(kind) == START,
-                lambda: shift_means(starts, -space.points.shift),
-                lambda: crossover(own, fitted(space, population.moments, problem)),
-            )
+            parents = fitted(space, population.moments, problem)
+            crossed = crossover(own, parents, space.exists)
+            mixtures = jax.tree.map(partial(jnp.where, seeded), starts, crossed)
             return mixtures, jnp.ones(len(mixtures.weights), bool)
 
         mixtures, possible = lax.cond(first, fresh, lambda: swap(own, space, children, problem))
-        passes = jnp.where(i == swaps, MAX_PASSES, 0)
-        new = improve(
-            space,
-            mixtures,
-            children,
-            problem,
-            jnp.where(finishing, 0, max_iter),
-            jnp.where(finishing, space.points.x.shape[0], passes),
-        )
+        passes = jnp.where(i == SWAPS, MAX_PASSES, 0)
+        new = improve(space, mixtures, children, problem, max_iter, passes)
         return select_each(possible & (first | is_better(new.rank, children.rank)), new, children)
 
-    # Only the best is wanted at the end: copies of it are done when it is.
-    best = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), population)
-    first = jax.tree.map(partial(jnp.where, finishing), best, population)
-    children = lax.fori_loop(0, swaps + 1, stage, first)
+    children = lax.fori_loop(0, SWAPS + 1, stage, population)
     return _best(population, children)
 
 
@@ -170,21 +138,28 @@ def _best(parents: Partitions, children: Partitions) -> Partitions:
     both = jax.tree.map(lambda *stacks: jnp.concatenate(stacks), parents, children)
     this = jax.tree.map(lambda leaf: leaf[:, None], both.rank)
     other = jax.tree.map(lambda leaf: leaf[None, :], both.rank)
-    place = jnp.arange(2 * m, dtype=jnp.int32)
-    behind = is_better(other, this) | (~is_better(this, other) & (place[None, :] < place[:, None]))
+    behind = is_behind(both.rank)
     rounding = TWIN_ROUNDINGS * jnp.finfo(other.cost.dtype).eps * jnp.abs(other.cost)
     near = jnp.abs(this.cost - other.cost) <= jnp.maximum(TWINS, rounding)
     alike = (this.shortage == other.shortage) & (this.flaws == other.flaws) & near
     # Places that are still empty come after twins, as those are better.
     twin = (behind & alike).any(axis=1) | jnp.isinf(both.rank.shortage)
     behind = jnp.where(twin[:, None] == twin[None, :], behind, twin[:, None])
+    place = jnp.arange(2 * m, dtype=jnp.int32)
     order = jnp.zeros(2 * m, jnp.int32).at[behind.sum(axis=1)].set(place)
     return jax.tree.map(lambda leaf: leaf[order[:m]], both)
 
 
-@partial(jax.jit, static_argnames="k")
+@jax.jit
 def outcome(
-    space: Workspace, labels: Array, k: int, problem: Problem, status: ArrayLike, n_iter: ArrayLike
+    space: Workspace,
+    labels: Array,
+    problem: Problem,
+    status: ArrayLike,
+    n_iter: ArrayLike,
+    max_passes: ArrayLike,
 ) -> Solution:
-    """Return the solution of one partition, exactly."""
-    return settle(space, labels, k, problem, status, n_iter)
+    """Return the solution of one partition, exactly, after so many batches of moves."""
+    start = partitions_of(space, labels[None], len(space.exists), problem)
+    end, _, _ = move_until_done(space, start, problem, max_passes)
+    return settle(space, end.labels[0], problem, status, n_iter)
