@@ -40,6 +40,8 @@ from jaxcmle.refine.tempered import free_energy
 from jaxcmle.solve.approximate import TooManyCandidatesError, approximate
 from jaxcmle.solve.effort import Effort
 from jaxcmle.solve.fit import fit
+from jaxcmle.solve.many import fit_many
+from jaxcmle.solve.pieces import cem_many, lower_bound_many, score_many
 
 __version__ = "0.1.0"
 
@@ -62,15 +64,18 @@ __all__ = [
     "approximate",
     "assign",
     "cem",
+    "cem_many",
     "cem_restarts",
     "certify",
     "check_instance",
     "cost",
     "estimate",
     "fit",
+    "fit_many",
     "free_energy",
     "is_balanced",
     "lower_bound",
+    "lower_bound_many",
     "move_deltas",
     "partition_cost",
     "plan",
@@ -78,6 +83,7 @@ __all__ = [
     "polish",
     "rescale",
     "score",
+    "score_many",
     "seed",
     "upper_bound",
     "variance_floor",

@@ -88,6 +88,76 @@ def test_padding_changes_no_bound(precision):
     )
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_with_whole_points(name, precision):
+    """Weights of 0 and 1 take the way of no weights, for any sizes, in a batch."""
+    problem, floor, most = PROBLEMS[name], 0.01, 33
+    rng = np.random.default_rng(0)
+    counts, clusters, sizes = (27, 33), np.array([3, 2]), np.array([4.5, 11])
+    x = [rng.normal(size=(n, 2)).astype(precision) for n in counts]
+    padded = np.full((2, most, 2), np.nan, precision)
+    weights = np.zeros((2, most), precision)
+    for i, n in enumerate(counts):
+        places = np.sort(rng.permutation(most)[:n])
+        padded[i, places], weights[i, places] = x[i], 1
+
+    def terms(x, weight, k, size, floor):
+        return bounds.bound_terms(x, weight, k, size, problem, floor, 2**28, whole_points=True)
+
+    given = (padded, weights, clusters, sizes.astype(precision), np.full(2, floor, precision))
+    mapped = jax.jit(lambda given: jax.lax.map(lambda one: terms(*one), given))(given)
+    if name == "cmle":
+        together = jax.jit(jax.vmap(terms))(*given)
+        np.testing.assert_allclose(together.bound, mapped.bound, rtol=1e-5)
+    loose = 1e-5 if precision == np.float32 else 1e-13
+    for i in range(2):
+        options = {"min_size": sizes[i], "problem": problem, "min_variance": floor}
+        plain = jc.lower_bound(x[i], int(clusters[i]), **options)
+        assert mapped.bound[i] == pytest.approx(plain, abs=loose * (most + abs(plain)))
+        exact = reference.lower_bound(x[i], clusters[i], sizes[i], name, BETA, min_variance=floor)
+        assert mapped.bound[i] <= exact
+        assert mapped.bound[i] == pytest.approx(exact, abs=10 * loose * (most + abs(exact)))
+        assert (mapped.each[i][weights[i] == 0] == 0).all()
+
+
+def test_padding_with_whole_points_at_the_edges(precision):
+    def bound(x, weight, k, size):
+        size = np.asarray(size, precision)
+        given = (x, weight, k, size, jc.CMLE(), 0.0, 2**28)
+        return bounds.bound_terms(*given, whole_points=True).bound
+
+    x = np.random.default_rng(0).normal(size=(30, 2)).astype(precision)
+    ones, none = np.ones(30, precision), np.zeros(30, precision)
+    assert bound(x, ones, 3, 5) == bound(x, None, 3, 5)
+    assert bound(x, none, 3, 5) == math.inf
+    half = (np.arange(30) < 15).astype(precision)
+    assert bound(x, half, 3, 6) == math.inf
+    # Absent points lie at the origin: they must not count as near ones.
+    far = np.where(half[:, None] > 0, 1e3 * x, np.inf).astype(precision)
+    plain = jc.lower_bound(far[:15], 2, min_size=4)
+    assert bound(far, half, 2, 4) == pytest.approx(plain, rel=1e-5)
+    gradient = jax.grad(bound)(far, half, 2, np.asarray(4.5, precision))
+    expected = jax.grad(lambda x: jc.lower_bound(x, 2, min_size=4.5))(far[:15])
+    np.testing.assert_allclose(gradient[:15], expected, rtol=1e-3, atol=1e-6)
+    assert (gradient[15:] == 0).all()
+    assert np.isnan(bound(np.where(x > 1, np.nan, x), ones, 3, 5))
+
+
+def test_many_points_equal_the_oracle(precision):
+    """Enough points for the sorting network, and for several tiles of it."""
+    for n, size in ((40, 3), (700, 50)):
+        x = np.random.default_rng(n).normal(size=(n, 1)).astype(precision)
+        bound = jc.lower_bound(x, 3, min_size=size)
+        distances = np.sort(reference.squared_distances(x, x), axis=1)
+        sizes = np.arange(1, n + 1)
+        variances = np.cumsum(distances, axis=1) / (2 * sizes)
+        with np.errstate(divide="ignore"):
+            terms = 0.5 * np.log(2 * np.pi * np.e * variances) - np.log(sizes / n)
+        expected = terms[:, size - 1 : n - 2 * size].min(axis=1).sum()
+        loose = 1e-5 if precision == np.float32 else 1e-13
+        assert expected - loose * abs(expected) <= bound <= expected
+
+
 def test_byte_budget_does_not_show(precision):
     x = np.random.default_rng(1).normal(size=(70, 3)).astype(precision)
     whole = jc.lower_bound(x, 2)
@@ -99,8 +169,12 @@ def test_memory_stays_within_the_budget():
     """n = 20,000, d = 8, as compiled."""
     x = jax.ShapeDtypeStruct((20_000, 8), np.float32)
     arguments = (x, None, 3, jax.ShapeDtypeStruct((), np.float32), jc.CMLE(), 0.0)
-    compiled = bounds._bound_terms.lower(*arguments, byte_budget=2**28).compile()
+    compiled = bounds.bound_terms.lower(*arguments, byte_budget=2**28).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 2**28
+    # Just above a power of two, where the sorting network is widest.
+    arguments = (jax.ShapeDtypeStruct((520, 2), np.float32), *arguments[1:])
+    compiled = bounds.bound_terms.lower(*arguments, byte_budget=2**19).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**19
 
 
 def test_impossible_sizes_are_refused():
@@ -160,9 +234,10 @@ def test_a_certificate_on_a_solution(precision):
 def test_gradients_of_the_bound(precision):
     if precision == np.float32:
         pytest.skip("finite differences need float64")
-    x = np.random.default_rng(3).normal(size=(12, 2))
-    direction = np.random.default_rng(4).normal(size=(12, 2))
-    weights = np.random.default_rng(5).uniform(0.5, 2, size=12)
+    # Enough points for the sorting network.
+    x = np.random.default_rng(3).normal(size=(26, 2))
+    direction = np.random.default_rng(4).normal(size=(26, 2))
+    weights = np.random.default_rng(5).uniform(0.5, 2, size=26)
     for options in ({}, {"sample_weight": weights}):
 
         def bound(x, options=options):

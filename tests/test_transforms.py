@@ -95,8 +95,8 @@ def test_values_do_not_retrace(precision, monkeypatch):
         ],
     )
     retraced(
-        bounds._bound_terms,
-        "_bound_terms",
+        bounds.bound_terms,
+        "bound_terms",
         monkeypatch,
         bounds,
         [
@@ -107,8 +107,8 @@ def test_values_do_not_retrace(precision, monkeypatch):
         static_argnames="byte_budget",
     )
     retraced(
-        score._score,
-        "_score",
+        score.score_points,
+        "score_points",
         monkeypatch,
         score,
         [
@@ -162,8 +162,8 @@ def test_hot_functions_lower_for_accelerators(name, platform, precision):
     key, size = jax.random.key(0), np.asarray(2, precision)
     programs = (
         (lambda *given: cem_module._cem_stack(*given, problem, limits), (x, weight, starts)),
-        (lambda *given: score._score(*given, problem), (x, weight, starts)),
-        (lambda x: bounds._bound_terms(x, None, k, size, problem, 0.0, 2**28), (x,)),
+        (lambda *given: score.score_points(*given, problem), (x, weight, starts)),
+        (lambda x: bounds.bound_terms(x, None, k, size, problem, 0.0, 2**28), (x,)),
         (lambda x: seeding._seed(key, x, None, k, "kmeans++", 3), (x,)),
         (lambda *given: search_round(*given, k, problem), (x, weight, starts)),
     )

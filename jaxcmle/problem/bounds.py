@@ -20,8 +20,11 @@ from jaxcmle.problem.pairs import (
     check_pairs_affordable,
     first_sums,
     over_pairs,
+    running_sums,
+    sorted_columns,
     sorted_rows,
     spare_part,
+    sum_of_first,
     unless_nan,
 )
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Problem, Solution
@@ -29,6 +32,7 @@ from jaxcmle.problem.types import CMLE, WKM, Guarantee, Problem, Solution
 __all__ = [
     "Traversal",
     "UpperBound",
+    "bound_terms",
     "distance_to",
     "farthest_first",
     "lower_bound",
@@ -176,7 +180,7 @@ def lower_bound(
     )
     min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "lower_bound")
-    terms = _bound_terms(points, weight, n_clusters, size, problem, min_variance, byte_budget)
+    terms = bound_terms(points, weight, n_clusters, size, problem, min_variance, byte_budget)
     return inputs.to_python(terms.bound)
 
 
@@ -185,7 +189,7 @@ def lower_bound_terms(
 ) -> tuple[Array, Array]:
     """Return what each point costs at least in a partition, `[n]`, and the rounding of the sum."""
     size = jnp.asarray(min_size, x.dtype)
-    terms = _bound_terms(x, weight, n_clusters, size, problem, 0.0, BYTE_BUDGET)
+    terms = bound_terms(x, weight, n_clusters, size, problem, 0.0, BYTE_BUDGET)
     return terms.each, terms.margin
 
 
@@ -235,7 +239,7 @@ def with_certificate(
     min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "with_certificate")
     labels = inputs.to_labels(solution.labels, points.shape[0], k)
-    bound = _bound_terms(points, weight, k, size, problem, min_variance, byte_budget).bound
+    bound = bound_terms(points, weight, k, size, problem, min_variance, byte_budget).bound
     gap, size = _gap(points, weight, labels, solution.cost, bound, size, k)
     guarantee = Guarantee(
         kind="certificate", lower_bound=bound, gap=gap, min_size=size, method="pairs"
@@ -290,8 +294,8 @@ class _Terms(NamedTuple):
     bound: Array
 
 
-@partial(jax.jit, static_argnames="byte_budget")
-def _bound_terms(
+@partial(jax.jit, static_argnames=("byte_budget", "whole_points"))
+def bound_terms(
     x: Array,
     weight: Array | None,
     n_clusters: ArrayLike,
@@ -299,31 +303,46 @@ def _bound_terms(
     problem: Problem,
     min_variance: ArrayLike,
     byte_budget: int,
+    whole_points: bool = False,
 ) -> _Terms:
+    """Return the bound point by point; `whole_points` says that all weights are 0 or 1."""
     points = numerics.prepare(x, weight)
     n, d = x.shape
     total = numerics.blocked_sum(points.weight)
-    max_size = total - (n_clusters - 1) * min_size
+    max_size = total - jnp.asarray(n_clusters - 1, x.dtype) * min_size
 
     def term(sums: Array, size: ArrayLike) -> Array:
         return _bound_term(sums, jnp.asarray(size, x.dtype), total, d, problem, min_variance)
 
-    spare = spare_part(weight, n, x.dtype)
-
-    def row(index: Array, distances: Array) -> Array:
-        ordered, spread = sorted_rows(distances, weight)
-        size = jnp.cumsum(spread, axis=1)
-        sums = jnp.cumsum(jnp.where(spread > 0, spread * ordered, 0), axis=1)
+    def least_term(sums: Array, size: Array, axis: int) -> Array:
         inside = (size >= min_size) & (size <= max_size)
         # Between two points that fill up, the term rises and then falls: the ends are enough.
         # Outside, a sum of 0 would have a gradient of NaN.
         terms = term(jnp.where(inside, sums, 1), jnp.where(inside, size, 1))
-        best = jnp.where(inside, terms, jnp.inf).min(axis=1)
+        return jnp.where(inside, terms, jnp.inf).min(axis=axis)
+
+    def of_whole_points(index: Array, distances: Array) -> Array:
+        ordered = sorted_columns(distances)
+        sums = running_sums(ordered)
+        best = least_term(sums, jnp.arange(1, n + 1, dtype=x.dtype)[:, None], 0)
+        for end in (min_size, max_size):
+            best = jnp.minimum(best, term(sum_of_first(ordered, sums, end), end))
+        return best
+
+    spare = spare_part(weight, n, x.dtype)
+
+    def of_weights(index: Array, distances: Array) -> Array:
+        ordered, spread = sorted_rows(distances, weight)
+        sums = jnp.cumsum(jnp.where(spread > 0, spread * ordered, 0), axis=1)
+        best = least_term(sums, jnp.cumsum(spread, axis=1), 1)
         for end in (min_size, max_size):
             best = jnp.minimum(best, term(first_sums(ordered, spread, end, spare), end))
         return best
 
-    terms = over_pairs(points, row, 6 if weight is None else 8, byte_budget)
+    if weight is None or whole_points:
+        terms = over_pairs(points, of_whole_points, 8, byte_budget, as_columns=True)
+    else:
+        terms = over_pairs(points, of_weights, 8, byte_budget)
     present = points.weight > 0
     terms = jnp.where(present, terms, 0)
     bound = numerics.blocked_sum(points.weight * terms)

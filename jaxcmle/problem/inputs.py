@@ -20,6 +20,8 @@ __all__ = [
     "check_enough_points",
     "check_on_host",
     "check_partition_exists",
+    "float_dtype",
+    "to_array",
     "to_count",
     "to_key",
     "to_labels",
@@ -36,7 +38,7 @@ __all__ = [
 
 def to_points(x: Any, sample_weight: Any = None) -> tuple[Array, Array | None]:
     """Return x as a float array `[n, d]` and the weights as `[n]` in the same dtype, or None."""
-    array = _numeric(x, "x")
+    array = to_array(x, "x")
     if array.ndim == 1:
         raise ValueError(
             f"x must have shape [n, d], got a 1-D array of length {array.shape[0]}; use "
@@ -96,7 +98,7 @@ def to_key(key: Any) -> Array:
 
 def to_labels(labels: Any, n: int, n_clusters: int) -> Array:
     """Return the labels as int32 `[n]`."""
-    array = _numeric(labels, "labels")
+    array = to_array(labels, "labels")
     if array.shape != (n,):
         raise ValueError(f"labels must have one label per point, shape ({n},), got {array.shape}")
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -171,7 +173,7 @@ def to_mixture(mixture: Any, d: int, dtype: Any, problem: Problem, *, stack: boo
             f"{type(mixture).__name__}"
         )
     weights, means, variances = (
-        _cast(_numeric(value, f"mixture.{name}"), dtype)
+        _cast(to_array(value, f"mixture.{name}"), dtype)
         for name, value in (
             ("weights", mixture.weights),
             ("means", mixture.means),
@@ -272,7 +274,7 @@ def _is_traced(*values: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
-def _numeric(value: Any, name: str) -> Any:
+def to_array(value: Any, name: str) -> Any:
     """Return a NumPy or JAX array of real numbers."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
@@ -311,19 +313,23 @@ def _cast(array: Any, dtype: Any) -> Array:
     return jnp.asarray(array).astype(dtype)
 
 
+def float_dtype(dtype: Any) -> Any:
+    """Return the float dtype that data becomes: floats keep theirs, half precision is widened."""
+    default = jnp.result_type(float)
+    narrower = jnp.issubdtype(dtype, jnp.floating) and dtype != default
+    return jnp.dtype(jnp.float32) if narrower else default
+
+
 def _to_float(array: Any) -> Array:
-    """Return a float32 or float64 array: floats keep their dtype, half precision is widened."""
-    dtype = jnp.result_type(float)
-    if jnp.issubdtype(array.dtype, jnp.floating) and array.dtype != dtype:
-        dtype = jnp.dtype(jnp.float32)
-    return _cast(array, dtype)
+    """Return a float32 or float64 array."""
+    return _cast(array, float_dtype(array.dtype))
 
 
 def _to_weight(sample_weight: Any, points: Array) -> Array | None:
     """Return the point weights as `[n]` in the dtype of the points; None stays None."""
     if sample_weight is None:
         return None
-    array = _numeric(sample_weight, "sample_weight")
+    array = to_array(sample_weight, "sample_weight")
     if array.shape != points.shape[:1]:
         raise ValueError(
             f"sample_weight must have one weight per point, shape {points.shape[:1]}, got "

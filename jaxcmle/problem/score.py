@@ -12,7 +12,7 @@ from jaxcmle.numerics import Coefficients
 from jaxcmle.problem.objective import is_valid, model_inputs, shift_means
 from jaxcmle.problem.types import CMLE, Mixture, Problem
 
-__all__ = ["score"]
+__all__ = ["score", "score_points"]
 
 # The error a matmul may cause, in roundings of the d nats or so that a point costs: a few 1e-6 of
 # them in float32.
@@ -49,11 +49,12 @@ def score(
     problem, points, weight, mixtures = model_inputs(
         x, mixtures, sample_weight, problem, stack=True
     )
-    return _score(points, weight, mixtures, problem)
+    return score_points(points, weight, mixtures, problem)
 
 
 @jax.jit
-def _score(x: Array, weight: Array | None, mixtures: Mixture, problem: Problem) -> Array:
+def score_points(x: Array, weight: Array | None, mixtures: Mixture, problem: Problem) -> Array:
+    """Return the costs `[m]` of a stack of mixtures; arguments are checked already."""
     points = numerics.prepare(x, weight)
     (n, d), (m, k) = points.x.shape, mixtures.weights.shape
     small = numerics.is_small(k, d)

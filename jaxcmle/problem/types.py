@@ -117,6 +117,8 @@ class Solution:
         guarantee: how far from optimal it can be.
         consistent: whether `labels` are what the mixture assigns. False only where a minimum
             size keeps a point from its cheapest cluster.
+        error: why there is no answer, for an instance among many that cannot be solved; a tuple
+            with one for each in a stack of solutions.
     """
 
     mixture: Mixture
@@ -126,6 +128,7 @@ class Solution:
     n_iter: Array
     guarantee: Guarantee = dataclasses.field(default_factory=Guarantee)
     consistent: ArrayLike = True
+    error: str | tuple[str, ...] = dataclasses.field(default="", metadata={"static": True})
 
 
 def _register_problem(problem_type: type[T]) -> type[T]:

@@ -203,7 +203,7 @@ def _agreeing(search: Search) -> Array:
     """Return how many of the searches that have ended have found the best, to rounding."""
     rank = jax.tree.map(lambda leaf: leaf[:, 0], search.found.rank)
     restarts = rank.cost.shape[0]
-    counts = jnp.arange(restarts) < search.searches
+    counts = jnp.arange(restarts, dtype=jnp.int32) < search.searches
     # Places without a search are worse than any.
     leader = jnp.argmin(is_behind(rank).sum(axis=1))
     limit = jax.tree.map(lambda leaf: leaf[leader], rank)

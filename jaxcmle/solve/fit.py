@@ -17,7 +17,6 @@ from jaxcmle.candidates.seeding import sample_points
 from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
-from jaxcmle.problem.instance import smallest_size
 from jaxcmle.problem.objective import assign, shift_means
 from jaxcmle.problem.score import score
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
@@ -30,6 +29,7 @@ from jaxcmle.solve.evolution import advance, begin, ended, pace_of
 from jaxcmle.solve.padding import for_all_points, padded
 from jaxcmle.solve.population import make_starts, outcome, workspace
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
+from jaxcmle.solve.sizes import default_min_size
 
 __all__ = ["fit"]
 
@@ -182,10 +182,7 @@ def _limits(
     """Return the limits on clusters, by default those that keep degenerate pairs from winning."""
     total = len(points) if weight is None else float(weight.sum())
     if min_size is None:
-        size = float(smallest_size(points, weight, 10.0 * k))
-        most = total / k
-        # Of whole points, a whole number for each.
-        size = min(size, math.floor(most) if size == int(size) and most >= 1 else most)
+        size = default_min_size(total, weight is None or bool((weight == weight.round()).all()), k)
     else:
         size = inputs.to_limit(min_size, "min_size")
     inputs.check_partition_exists(k, size, total)

@@ -4,6 +4,7 @@ Where the minimum binds, the best partition need not be what any mixture assigns
 to stay in a cluster that is not their cheapest.
 """
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,9 +15,26 @@ from numpy.typing import NDArray
 from jaxcmle.problem.objective import assign, estimate, partition_cost, point_costs
 from jaxcmle.problem.types import Mixture, Problem, Solution, Status
 
-__all__ = ["assign_with_sizes", "refine_with_sizes"]
+__all__ = ["assign_with_sizes", "balanced_size", "default_min_size", "refine_with_sizes"]
 
 MAX_ROUNDS = 100
+
+
+def default_min_size(total: float, whole: bool, k: int) -> float:
+    """Return a tenth of the average weight of a cluster, and of whole points 2 at least.
+
+    That keeps pairs of points that happen to be close from being clusters. Less where there are not
+    so many points.
+    """
+    size, most = balanced_size(total, whole, 10 * k), total / k
+    return min(size, float(math.floor(most)) if whole and most >= 1 else most)
+
+
+def balanced_size(total: float, whole: bool, balance: float) -> float:
+    """Return the least weight of a cluster in an f-balanced partition, as `smallest_size` does."""
+    share = total / balance
+    # The slack keeps a quotient that is whole but for rounding from being rounded up.
+    return float(max(2, math.ceil(share * (1 - 1e-6)))) if whole else share
 
 
 def assign_with_sizes(costs: NDArray[Any], min_size: int) -> NDArray[np.int32]:
