@@ -42,6 +42,7 @@ from jaxcmle.solve.effort import Effort
 from jaxcmle.solve.fit import fit
 from jaxcmle.solve.many import fit_many
 from jaxcmle.solve.pieces import cem_many, lower_bound_many, score_many
+from jaxcmle.solve.stability import Stability, stability
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Solution",
+    "Stability",
     "Status",
     "TooManyCandidatesError",
     "UpperBound",
@@ -85,6 +87,7 @@ __all__ = [
     "score",
     "score_many",
     "seed",
+    "stability",
     "upper_bound",
     "variance_floor",
     "with_certificate",

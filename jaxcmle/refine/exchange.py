@@ -13,14 +13,18 @@ from jaxcmle import numerics
 from jaxcmle.numerics import Moments
 from jaxcmle.problem.types import Problem
 from jaxcmle.refine.moves import ROUNDINGS, cluster_change, entering_and_leaving
-from jaxcmle.refine.workspace import Partitions, Workspace, anywhere, is_flawed
+from jaxcmle.refine.workspace import (
+    Partitions,
+    Workspace,
+    anywhere,
+    has_few_points,
+    is_flawed,
+)
 
 __all__ = ["exchanged"]
 
-# All pairs of points are looked at: for more points than this, none is. And for more than these
-# few, it takes too long to be done on the way.
+# All pairs of points are looked at: for more points than this, none is.
 MOST_POINTS = 1024
-FEW_POINTS = 64
 
 
 def exchanged(
@@ -29,14 +33,14 @@ def exchanged(
     """Return the labels `[m, n]` of a stack of partitions after the best such move in each.
 
     Only where the partition is `stuck` `[m]` and has a cluster that cannot spare a point. If this
-    is not the `last` attempt to improve it, only for few points.
+    is not the `last` attempt to improve it, only for few points: for more it takes too long.
     """
     n = space.points.x.shape[0]
     if n > MOST_POINTS:
         return partitions.labels
     smallest = jnp.where(space.exists, partitions.moments.size, jnp.inf).min(axis=1)
     spare = smallest - space.points.weight.max() >= space.min_size
-    wanted = stuck & ~spare & (jnp.asarray(last) | (n <= FEW_POINTS))
+    wanted = stuck & ~spare & (jnp.asarray(last) | has_few_points(space))
 
     def exchange() -> Array:
         labels = numerics.map_stack(

@@ -31,6 +31,7 @@ __all__ = [
     "Workspace",
     "anywhere",
     "fitted",
+    "has_few_points",
     "is_behind",
     "is_better",
     "is_flawed",
@@ -51,6 +52,8 @@ TOLERANCE = 1e-3
 # Relative error that a variance may have: with that the cost of a partition is right to a few
 # roundings a point.
 VARIANCE_TOLERANCE = 32
+# What counts as few points.
+FEW_POINTS = 64
 
 
 @jax.tree_util.register_dataclass
@@ -144,6 +147,14 @@ def make_workspace(
         exists=exists,
         batch=batch,
     )
+
+
+def has_few_points(space: Workspace) -> Array:
+    """Tell whether there are so few points that work on them costs next to nothing.
+
+    Points of weight 0 do not count: what a search does must not depend on padding.
+    """
+    return (space.points.weight > 0).sum() <= FEW_POINTS
 
 
 def anywhere(space: Workspace, flags: Array) -> Array:

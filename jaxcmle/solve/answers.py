@@ -60,7 +60,7 @@ def _single(stack: Solution, i: int, instance: Instance, problem: Problem) -> So
     if isinstance(problem, UCMLE):
         mixture = dataclasses.replace(mixture, weights=np.full_like(mixture.weights, 1 / k))
     claim = stack.guarantee
-    numbers = {
+    numbers: dict[str, Any] = {
         name: float(value[i]) for name in NUMBERS if (value := _array(claim, name)) is not None
     }
     return Solution(

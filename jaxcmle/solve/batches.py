@@ -60,18 +60,18 @@ class Layout(NamedTuple):
 
     Attributes:
         form: how a device works on its instances.
-        mesh: the devices, or None for one.
+        mesh: the devices.
         workers: threads that run chunks.
     """
 
     form: Form
-    mesh: Mesh | None
+    mesh: Mesh
     workers: int
 
     @property
     def devices(self) -> int:
         """How many devices a chunk is spread over."""
-        return 1 if self.mesh is None else self.mesh.size
+        return self.mesh.size
 
 
 class Chunk(NamedTuple):
@@ -110,10 +110,10 @@ class Watch:
         left = max(self._end - time.monotonic(), 0.0)
         return left if math.isfinite(left) else None
 
-    def add(self, count: int, cost: float) -> None:
-        """Report that so many more are done, and what the last of them costs."""
+    def add(self, count: int) -> None:
+        """Report that so many more are done."""
         self._done += count
-        self._progress.update(self._done, self._total, cost)
+        self._progress.update(self._done, self._total, math.nan)
 
 
 def layout_of(form: Form | None = None) -> Layout:
@@ -127,8 +127,8 @@ def layout_of(form: Form | None = None) -> Layout:
 
 
 @lru_cache
-def _mesh(devices: tuple[Any, ...]) -> Mesh | None:
-    return None if len(devices) == 1 else Mesh(np.array(devices), (AXIS,))
+def _mesh(devices: tuple[Any, ...]) -> Mesh:
+    return Mesh(np.array(devices), (AXIS,))
 
 
 def capacity_of(bucket: Bucket, work: float = 1.0) -> int:
@@ -171,7 +171,6 @@ def run_chunks(
     program: Hashable,
     layout: Layout,
     watch: Watch,
-    cost: Callable[[Any], float],
 ) -> list[Any]:
     """Return what comes of the chunks, as they are done.
 
@@ -186,7 +185,6 @@ def run_chunks(
             other buckets.
         layout: how many workers there are.
         watch: tells when to stop.
-        cost: what to report of a result.
     """
     results: list[Any] = []
     run = _with_settings(run)
@@ -215,7 +213,7 @@ def run_chunks(
                 found = future.result()
                 _compiled.add((program, chunk.bucket))
                 results.append(found)
-                watch.add(len(chunk.places), cost(found))
+                watch.add(len(chunk.places))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return results
@@ -243,10 +241,8 @@ def over_devices(function: Callable[..., Any], layout: Layout) -> Callable[..., 
     """Return a function of stacks, counts `[devices]` and what all share, on every device.
 
     Each device gets its part of the leading axis of the stacks, and its own count; nothing is
-    exchanged between them.
+    exchanged between them. One device takes the same way as several, and so rounds alike.
     """
-    if layout.mesh is None:
-        return lambda stack, counts, shared: function(stack, counts[0], shared)
     along, same = PartitionSpec(AXIS), PartitionSpec()
     return jax.shard_map(
         lambda stack, counts, shared: function(stack, counts[0], shared),

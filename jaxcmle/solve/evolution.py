@@ -20,6 +20,7 @@ from jaxcmle.refine.workspace import (
     Partitions,
     Rank,
     Workspace,
+    has_few_points,
     is_behind,
     is_better,
     partitions_of,
@@ -27,12 +28,11 @@ from jaxcmle.refine.workspace import (
 from jaxcmle.solve.effort import Effort
 from jaxcmle.solve.population import next_round
 
-__all__ = ["FEW_POINTS", "Pace", "Search", "advance", "begin", "ended", "pace_of"]
+__all__ = ["Pace", "Search", "advance", "begin", "ended", "pace_of"]
 
 # Iterations of CEM for a child. Where clusters of few points have a minimum size, CEM leaves good
 # partitions: then every second round has one iteration, and single-point moves do the rest.
 MAX_ITER = 30
-FEW_POINTS = 64
 # What counts as better, relative to the cost.
 VISIBLE = 1e-7
 # What two searches may differ by, relative to the cost, to have found the same.
@@ -129,8 +129,7 @@ def advance(
 ) -> Search:
     """Return the search after one more round; `starts` count if there are groups to come."""
     seeded = search.groups > 0
-    few = space.points.x.shape[0] <= FEW_POINTS
-    max_iter = jnp.where(few & (search.rounds % 2 == 1), 1, MAX_ITER)
+    max_iter = jnp.where(has_few_points(space) & (search.rounds % 2 == 1), 1, MAX_ITER)
     population = next_round(
         key, search.rounds, space, search.population, starts, seeded, max_iter, problem
     )
@@ -164,8 +163,7 @@ def _next_search(search: Search, space: Workspace, pace: Pace) -> Search:
     restarts = search.found.labels.shape[0]
     kept = _kept(search)
     # Rounds on few points cost next to nothing, and their searches agree on what is not optimal.
-    many = space.points.x.shape[0] > FEW_POINTS
-    enough = (_agreeing(kept) >= pace.agreeing) & many
+    enough = (_agreeing(kept) >= pace.agreeing) & ~has_few_points(space)
     left = search.rounds < pace.rounds
     more = left & ~enough & (kept.searches < restarts) & ~search.meeting
     meeting = left & ~enough & (kept.searches > 1) & ~more & ~search.meeting

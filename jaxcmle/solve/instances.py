@@ -33,7 +33,7 @@ __all__ = [
 
 # Numbers of points are rounded up to powers of two, and to this at least.
 LEAST_POINTS = 16
-# Data whose features spread over more or less than this is looked at more closely.
+# Data with numbers beyond this, or nearer to each other, is looked at more closely.
 WIDE, NARROW = 1e12, 1e-12
 # Instances that an error names, at most.
 NAMED = 5
@@ -137,7 +137,7 @@ def to_instances(xs: Any, n_clusters: Any, sample_weight: Any) -> Instances:
     clusters = [inputs.to_whole(count, f"n_clusters (of instance {i})") for i, count in counts]
     each: list[Instance | None] = []
     failures: dict[int, Failure] = {}
-    ordinary = _are_ordinary(xs, clusters, dtype) if stacked else None
+    ordinary = _are_ordinary(np.stack(arrays).astype(dtype), clusters) if stacked else None
     for i, (array, k, weight) in enumerate(zip(arrays, clusters, weights, strict=True)):
         if weight is None and ordinary is not None and ordinary[i]:
             each.append(
@@ -225,30 +225,24 @@ def _to_instance(array: np.ndarray, k: int, weight: Any, dtype: Any) -> Instance
 
 def _is_ordinary(x: np.ndarray, weight: np.ndarray | None, k: int) -> bool:
     """Tell, at once, of data that there is nothing wrong with it; not of all such data."""
-    if len(x) < k or not np.isfinite(x).all():
-        return False
     if weight is not None:
-        if not (np.isfinite(weight).all() and weight.min() >= 0 and 0 < weight.max() < WIDE):
+        if not (np.isfinite(weight).all() and weight.min() >= 0 and NARROW < weight.max() < WIDE):
             return False
         x = x[: int((weight > 0).sum())]
-        if weight.max() < NARROW:
-            return False
-    if len(x) < k:
-        return False
-    spread = float((x.max(axis=0) - x.min(axis=0)).max())
-    # Different values in one column are different points.
-    return NARROW < spread < WIDE and len(set(x[: 4 * k + 8, 0].tolist())) >= k
+    return len(x) >= k and bool(_are_ordinary(x[None], [k])[0])
 
 
-def _are_ordinary(xs: Any, clusters: list[int], dtype: Any) -> np.ndarray:
-    """Tell of each of a stack of data without weights what `_is_ordinary` tells of one."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        x = np.asarray(xs).astype(dtype)
-        spread = (x.max(axis=1) - x.min(axis=1)).max(axis=1)
+def _are_ordinary(x: np.ndarray, clusters: list[int]) -> np.ndarray:
+    """Tell of each of a stack of points `[b, n, d]` whether it is ordinary."""
+    flat = x.reshape(len(x), -1)
+    with np.errstate(invalid="ignore"):
+        moderate = np.isfinite(flat).all(axis=1) & (flat.max(axis=1) < WIDE)
+        moderate &= flat.min(axis=1) > -WIDE
+        # Different values in one column are different points.
         values = np.sort(x[:, : 4 * max(clusters) + 8, 0], axis=1)
         different = 1 + (values[:, 1:] > values[:, :-1]).sum(axis=1)
-    inside = (spread > NARROW) & (spread < WIDE)
-    return inside & (different >= clusters) & np.isfinite(x).all(axis=(1, 2))
+        spread = values[:, -1] - values[:, 0]
+    return moderate & ((spread > NARROW) | (different == 1)) & (different >= clusters)
 
 
 def _failure(array: np.ndarray, weight: np.ndarray | None, k: int) -> Failure | None:

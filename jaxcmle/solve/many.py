@@ -122,7 +122,6 @@ def fit_many(
             ("fit", instances.d, instances.dtype, type(problem), floor is None, effort),
             setting.layout,
             watch,
-            lambda part: float(part.solution.cost[-1]),
         )
     return collected(instances, parts, problem)
 

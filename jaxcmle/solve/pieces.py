@@ -127,7 +127,6 @@ def cem_many(
             ("cem", d, dtype, type(problem), floor is None),
             layout,
             watch,
-            lambda part: float(part.solution.cost[-1]),
         )
     return collected(instances, parts, problem)
 
@@ -185,7 +184,6 @@ def score_many(
             ("score", d, dtype, type(problem), most),
             layout,
             watch,
-            lambda found: float(found[1].min()),
         )
     costs = np.concatenate([found for _, found in results])[_order(results, len(each))]
     if instances.stacked and isinstance(mixtures, Mixture):
@@ -261,7 +259,6 @@ def lower_bound_many(
             ("bound", d, dtype, type(problem)),
             layout,
             watch,
-            lambda found: float(found[1][-1]),
         )
     return np.concatenate([found for _, found in results])[_order(results, b)]
 

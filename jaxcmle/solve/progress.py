@@ -1,5 +1,6 @@
 """Long work: a line about it on a terminal, and a Ctrl-C that loses nothing."""
 
+import math
 import signal
 import sys
 import threading
@@ -14,10 +15,11 @@ class Report(NamedTuple):
     """How far a search has come.
 
     Attributes:
-        done: candidates or cells looked at, or rounds done.
-        total: candidates in all, or rounds at most; 0 where that is not known.
-        rate: candidates, cells or rounds a second.
-        cost: the best cost so far, in the user's units.
+        done: candidates or cells looked at, rounds or instances done.
+        total: candidates or instances in all, or rounds at most; 0 where that is not known.
+        rate: candidates, cells, rounds or instances a second.
+        cost: the best cost so far, in the user's units; NaN where there is no such thing, as for
+            many instances.
         gap: for a certificate, how far from optimal that can be, in nats per point; else None.
     """
 
@@ -79,7 +81,9 @@ def _line(report: Report, unit: str) -> str:
         how_far = f"{report.done / report.total:6.1%} of {_short(report.total)} {unit}"
     else:
         how_far = f"{_short(report.done)} {unit}"
-    line = f"{how_far}, {_short(report.rate)}/s, best cost {report.cost:.3f}"
+    line = f"{how_far}, {_short(report.rate)}/s"
+    if not math.isnan(report.cost):
+        line += f", best cost {report.cost:.3f}"
     return line if report.gap is None else f"{line}, at most {report.gap:.4f} per point too much"
 
 
