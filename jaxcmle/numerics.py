@@ -23,6 +23,7 @@ __all__ = [
     "MomentRows",
     "Moments",
     "Points",
+    "apart",
     "assign_by_matmul",
     "assign_directly",
     "blocked_sum",
@@ -83,6 +84,22 @@ class Coefficients(NamedTuple):
 def tile_bytes() -> int:
     """Return the bytes one tile of work may take: a cache on the CPU, far more on accelerators."""
     return 2**21 if jax.default_backend() == "cpu" else 2**27
+
+
+def apart(function: Callable[..., Any], busy: Array | None, *operands: Any) -> Any:
+    """Return what the function gives, compiled apart from what goes before and comes after.
+
+    The compiler for the CPU repeats work wherever its result is used, be it for every point, and
+    does not mind `optimization_barrier`. It does not look into a branch, though. `busy` is always
+    true where the result matters, and nothing the compiler could know; None leaves it to itself.
+    Compilers for accelerators need no such help, and branches cost them something.
+    """
+    if busy is None or jax.default_backend() != "cpu":
+        return function(*operands)
+    blank = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *operands)
+    )
+    return lax.cond(busy, function, lambda *_: blank, *operands)
 
 
 def prepare(x: Array, sample_weight: Array | None) -> Points:

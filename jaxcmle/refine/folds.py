@@ -3,15 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from jaxcmle import numerics
 
-__all__ = ["Part", "apart", "branches_of", "fold"]
+__all__ = ["Part", "branches_of", "fold"]
 
 # Sums over tiles of points, and over such sums, have no more terms than this.
 MOST_BRANCHES = 32
@@ -67,7 +66,7 @@ def fold(parts: Sequence[Part], branches: tuple[int, ...], busy: Array | None) -
 
     values = tuple(_combined(*part[:2], branches[0], part.combine) for part in parts)
     for number in branches[1:]:
-        values = apart(partial(level, branches=number), busy, *values)
+        values = numerics.apart(partial(level, branches=number), busy, *values)
     return tuple(value[0] for value in values)
 
 
@@ -80,18 +79,3 @@ def _combined(
     for point in range(1, number):
         total = combine(total, term(*(group[:, point] for group in groups)))
     return total
-
-
-def apart(function: Callable[..., Any], busy: Array | None, *operands: Any) -> Any:
-    """Return what the function gives, compiled apart from what goes before and comes after.
-
-    The compiler for the CPU repeats cheap work wherever its result is used, be it for every point.
-    It does not look into a branch, though. `busy` is always true where the result matters; it
-    is None for other compilers, which need no such help.
-    """
-    if busy is None:
-        return function(*operands)
-    blank = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *operands)
-    )
-    return lax.cond(busy, function, lambda *_: blank, *operands)

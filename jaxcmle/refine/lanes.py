@@ -24,7 +24,7 @@ from jaxcmle.numerics import Coefficients, Moments
 from jaxcmle.problem.objective import fill_empty, is_valid, shift_means
 from jaxcmle.problem.types import UCMLE, Mixture, Problem, Solution, Status
 from jaxcmle.refine.cem import is_finite
-from jaxcmle.refine.folds import Part, apart, branches_of, fold
+from jaxcmle.refine.folds import Part, branches_of, fold
 
 __all__ = ["cem_lanes"]
 
@@ -302,7 +302,7 @@ def _load(
     def adjust(x: Array, weight: Array, shift: Array, proper: Array) -> tuple[Array, Array]:
         return x - shift, jnp.where(proper, weight, jnp.nan)
 
-    x, weight = apart(adjust, busy, x, weight, shift, proper)
+    x, weight = numerics.apart(adjust, busy, x, weight, shift, proper)
     return _Instances(x, weight, shift, *_take(limits, index))
 
 
@@ -336,7 +336,7 @@ def _pass(
     *sums, moved = fold(parts, branches, busy)
     advance = partial(_advance, problem=problem, max_iter=max_iter)
     given = (state._replace(labels=labels), _Sums(*sums), moved, instances)
-    return apart(advance, busy, *given)
+    return numerics.apart(advance, busy, *given)
 
 
 def _advance(

@@ -168,15 +168,22 @@ def _best_moves(
     """
     size, mean, scatter = moments
     short = (size < space.min_size) & space.exists
+    busy = space.floor > 0
 
-    def one_tile(tile: Any, label: Array, weight: Array) -> tuple[Array, Array]:
+    def changes(tile: Any, label: Array, weight: Array) -> tuple[Array, Array, Array]:
         square = squared_distances(space, tile, mean, safe)
-        entering, leaving, rest = entering_and_leaving(
+        return entering_and_leaving(
             moments, square, label, weight, problem=problem, floor=space.floor
         )
+
+    def cheapest(entering: Array, label: Array) -> tuple[Array, Array]:
         elsewhere = jnp.arange(len(size), dtype=jnp.int32)[:, None] != label
         open_to = elsewhere & (space.exists & (short | ~short.any()))[:, None]
-        best, target = numerics.smallest(jnp.where(open_to, entering, jnp.inf))
+        return numerics.smallest(jnp.where(open_to, entering, jnp.inf))
+
+    def one_tile(tile: Any, label: Array, weight: Array) -> tuple[Array, Array]:
+        entering, leaving, rest = numerics.apart(changes, busy, tile, label, weight)
+        best, target = numerics.apart(cheapest, busy, entering, label)
         left = size[label] - weight
         # From gathered numbers: to gather truth values takes longer than all the rest.
         flawed = is_flawed(space, size[label], scatter[label])

@@ -235,14 +235,18 @@ def _split(
         variances=jnp.concatenate([variance, jnp.where(narrow, NARROW, 1) * variance], axis=1),
     )
 
-    def iterate(_: Array, state: tuple[Mixture, Moments]) -> tuple[Mixture, Moments]:
-        means, slope, constant = jax.vmap(problem.coefficients)(state[0])
+    def divided(halves: Mixture) -> Array:
+        """Return for every point which half of its cluster is cheaper, as one of 2k labels."""
+        means, slope, constant = jax.vmap(problem.coefficients)(halves)
         squares = own_distances(means)
         left, right = (
             square * own(slope[:, part]) + own(constant[:, part])
             for square, part in zip(squares, (slice(k), slice(k, 2 * k)), strict=True)
         )
-        parted = labels + k * (right < left).astype(jnp.int32)
+        return labels + k * (right < left).astype(jnp.int32)
+
+    def iterate(_: Array, state: tuple[Mixture, Moments]) -> tuple[Mixture, Moments]:
+        parted = numerics.apart(divided, space.floor > 0, state[0])
         parts = moments_of(space, parted, 2 * k)
         return fitted(space, parts, problem), parts
 

@@ -27,7 +27,7 @@ from jaxcmle.refine.workspace import Partitions, Workspace, fitted
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
 from jaxcmle.solve.evolution import advance, begin, ended, pace_of
 from jaxcmle.solve.padding import for_all_points, padded
-from jaxcmle.solve.population import make_starts, outcome, workspace
+from jaxcmle.solve.population import make_starts, numbered, outcome, workspace
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 from jaxcmle.solve.sizes import default_min_size
 
@@ -94,7 +94,8 @@ def fit(
         A `Solution`. `CONVERGED`: no move of a single point is left that improves it. `MAX_ITER`:
         on very many points, some may be. `INTERRUPTED`: Ctrl-C or the time limit came first, and
         it is the best so far. `INADMISSIBLE`: no solution with clusters of `min_size` was found.
-        `n_iter` counts rounds. `guarantee` is a certificate over partitions with clusters of
+        `n_iter` counts rounds. Clusters are numbered in the order of their first points.
+        `guarantee` is a certificate over partitions with clusters of
         `min_size`, or says why there is none; without `certify` it is a quick one, and loose.
 
     Example:
@@ -298,6 +299,7 @@ def _fit_sample(
     passes = 0 if watch.stops() else LAST_PASSES
     options = {**instance.options, "max_passes": passes}
     solution = min((polish(points, each, k, **options) for each in ends), key=_order)
+    solution = numbered(solution, weight)
     status = Status(int(solution.status))
     if status != Status.INADMISSIBLE and (watch.stops() or search.status == Status.INTERRUPTED):
         status = Status.INTERRUPTED

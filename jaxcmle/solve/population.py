@@ -6,6 +6,7 @@ of single-point moves bring them near their end. Of parents and children the bes
 any that cost the same.
 """
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -32,7 +33,7 @@ from jaxcmle.refine.workspace import (
 )
 from jaxcmle.solve.effort import StartMethod, to_seed_method
 
-__all__ = ["make_starts", "next_round", "outcome", "workspace"]
+__all__ = ["make_starts", "next_round", "numbered", "outcome", "workspace"]
 
 # Batches of moves for a child.
 MAX_PASSES = 4
@@ -162,4 +163,22 @@ def outcome(
     """Return the solution of one partition, exactly, after so many batches of moves."""
     start = partitions_of(space, labels[None], len(space.exists), problem)
     end, _, _ = move_until_done(space, start, problem, max_passes)
-    return settle(space, end.labels[0], problem, status, n_iter)
+    return numbered(settle(space, end.labels[0], problem, status, n_iter), space.points.weight)
+
+
+@jax.jit
+def numbered(solution: Solution, weight: Array | None) -> Solution:
+    """Return the solution with clusters in the order of their first points; empty ones are last.
+
+    A search may come to the same partition by several ways, and number its clusters in as many.
+    """
+    labels = solution.labels
+    n, k = labels.shape[0], solution.mixture.weights.shape[0]
+    place = jnp.arange(n, dtype=jnp.int32)
+    if weight is not None:
+        place = jnp.where(weight > 0, place, n)
+    mine = labels[None, :] == jnp.arange(k, dtype=jnp.int32)[:, None]
+    order = jnp.argsort(jnp.where(mine, place, n).min(axis=1))
+    number = jnp.zeros(k, jnp.int32).at[order].set(jnp.arange(k, dtype=jnp.int32))
+    mixture = jax.tree.map(lambda leaf: leaf[order], solution.mixture)
+    return dataclasses.replace(solution, mixture=mixture, labels=number[labels])
