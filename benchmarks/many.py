@@ -203,7 +203,7 @@ def compare(xs: Any, ours: Any, theirs: list[np.ndarray], k: int) -> dict[str, f
 
 def measure_fit(rounds: int) -> dict[str, Any]:
     b, n, d, k = FIT_SHAPE
-    x, _ = data(b, n, d, k, seed=1)
+    x, _ = data(b, n, d, k, seed=5)
     methods: dict[str, Callable[[], Any]] = {
         "jaxcmle": lambda: jc.fit_many(x, k, effort="quick"),
         "without certificates": lambda: jc.fit_many(x, k, effort="quick", certificate=False),

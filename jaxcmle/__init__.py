@@ -38,6 +38,7 @@ from jaxcmle.refine.cem import cem, cem_restarts
 from jaxcmle.refine.polish import move_deltas, polish
 from jaxcmle.refine.tempered import free_energy
 from jaxcmle.solve.approximate import TooManyCandidatesError, approximate
+from jaxcmle.solve.approximate_many import approximate_many
 from jaxcmle.solve.effort import Effort
 from jaxcmle.solve.fit import fit
 from jaxcmle.solve.many import fit_many
@@ -64,6 +65,7 @@ __all__ = [
     "YRange",
     "anneal",
     "approximate",
+    "approximate_many",
     "assign",
     "cem",
     "cem_many",

@@ -438,6 +438,9 @@ def test_assignment_with_sizes_is_the_cheapest():
             assert abs(costs[np.arange(n), labels].sum() - least) <= 1e-9
         with pytest.raises(ValueError, match="cannot fill"):
             assign_with_sizes(costs, n)
+        costs[0, 0] = np.inf
+        with pytest.raises(ValueError, match="not finite"):
+            assign_with_sizes(costs, size)
 
 
 def test_the_best_balanced_partition_that_cem_leaves():
@@ -449,6 +452,20 @@ def test_the_best_balanced_partition_that_cem_leaves():
     assert abs(float(solution.cost) - 15.082) < 1e-2
     assert np.bincount(solution.labels).tolist() == [2, 2]
     assert not solution.consistent
+
+
+def test_clusters_that_end_empty_are_filled_up():
+    """Where distances cost next to nothing, every start of CEM leaves a cluster without points."""
+    rng, beta = np.random.default_rng(18), 0.01
+    for _ in range(3):
+        x = rng.normal(size=(9, 2)).astype(np.float32)
+        empty = jc.cem(x, jc.seed(jax.random.key(0), x, 2), problem=jc.WKM(beta=beta))
+        assert empty.mixture.weights.min() == 0
+        solution = jc.approximate(x, 2, eta=0.2, problem=jc.WKM(beta=beta))
+        best = reference.brute_force(x.astype(float), 2, 3, "wkm", beta)[0]
+        assert solution.guarantee.kind == "certificate"
+        assert np.bincount(solution.labels, minlength=2).min() >= 3
+        assert best - 1e-4 * len(x) <= float(solution.cost) <= best + (0.2 + 1e-4) * len(x)
 
 
 # Bad input.

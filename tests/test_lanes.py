@@ -22,7 +22,8 @@ from support import (
 import jaxcmle as jc
 from jaxcmle import numerics
 from jaxcmle.refine.cem import default_min_variance
-from jaxcmle.refine.lanes import _branches, cem_lanes
+from jaxcmle.refine.folds import branches_of
+from jaxcmle.refine.lanes import cem_lanes
 
 N, D, K, LANES, TILE = 50, 2, 4, 16, 16
 # Kinds of instance that follow each other in a batch; `HARD` ones may differ by a tie.
@@ -298,7 +299,7 @@ def test_many_points_and_features(precision):
 
 @pytest.mark.parametrize(("n", "tile"), [(17, 16), (200, 16), (5000, 16), (10**6, 16), (33, 8)])
 def test_trees_hold_all_points(n, tile):
-    branches = _branches(n, tile)
+    branches = branches_of(n, tile)
     assert branches[0] == tile
     assert max(branches) <= 32
     assert n <= np.prod(branches) <= 1.3 * n + tile

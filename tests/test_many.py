@@ -447,7 +447,8 @@ def test_few_numbers_of_clusters(k):
     assert k <= bucket.k <= max(4, 1.5 * k)
     assert bucket == instances.bucket_of(200, bucket.k, False)
     assert bucket.n == 256
-    assert instances.bucket_of(200, k, True).n == 224
+    assert instances.bucket_of(200, k, True).n == 200
+    assert instances.bucket_of(5000, k, True).n == 5120
 
 
 def test_cem_many_is_cem_for_each():

@@ -174,3 +174,29 @@ def test_the_certificates_are_those_of_the_committed_results():
     picture = (ROOT / "benchmarks" / "results" / "certificate.svg").read_text(encoding="utf-8")
     assert "(benchmarks/results/certificate.svg)" in README
     assert picture.count("<polyline") >= 3
+
+
+def test_the_times_of_many_instances_are_those_of_the_committed_results():
+    path = ROOT / "benchmarks" / "results" / "many.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    words = " ".join(README.split())
+
+    def ratio(one):
+        return f"{one['ratio']:.1f} ({one['lowest']:.1f} to {one['highest']:.1f}"
+
+    for one in found["cem"]:
+        row = f"| {one['b']:,} × {one['n']:,} × {one['d']}, {one['k']} |"
+        line = next(line for line in README.splitlines() if line.startswith(row))
+        for name in ("KMeans", "GaussianMixture", "vmap"):
+            assert ratio(one["ratios"][name]) in line
+        assert one["labels as by cem"] > 0.99
+    fit, ragged, large = found["fit"], found["ragged"], found["large"]
+    peer = fit["ratios"]["GaussianMixture"]
+    fast = f"{peer['ratio']:.1f} times as fast ({peer['lowest']:.1f} to {peer['highest']:.1f}, aim 10)"
+    assert fast in words
+    assert f"lower or equal in {fit['share']['raw']:.1%} of them" in words
+    assert f"or in {fit['share']['after CEM']:.1%} after our CEM" in words
+    assert f"padding adds {ragged['padding waste']:.0%} of the points" in words
+    assert f"the second is {ragged['ratio']:.1f} times as fast" in words
+    assert f"{large['cem bytes'] / 1e6:.0f} MB on top for `cem_many`" in words
+    assert f"{large['fit bytes'] / 1e6:.0f} MB for `fit_many`" in words

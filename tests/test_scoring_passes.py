@@ -102,9 +102,9 @@ def test_values_that_are_not_shapes_compile_nothing():
         )
 
     search(0, (0, 0), 300, 3, 1)
-    before = sampling._next_repetitions._cache_size()
+    before = sampling.traced_repetitions._cache_size()
     search(1, (3, 77), 1000, 4, 2)
-    assert sampling._next_repetitions._cache_size() == before
+    assert sampling.traced_repetitions._cache_size() == before
 
     columns = [np.ones((5, 32), np.float32), np.ones((6, 32), np.float32)]
     walk(columns, None, 32.0, 4, tile_rows=2)

@@ -83,8 +83,8 @@ def test_values_do_not_retrace(precision, monkeypatch):
     starts = stack([mixture, second])
     chex.clear_trace_counter()
     retraced(
-        cem_module._cem_stack,
-        "_cem_stack",
+        cem_module.cem_stack,
+        "cem_stack",
         monkeypatch,
         cem_module,
         [
@@ -128,8 +128,8 @@ def test_values_do_not_retrace(precision, monkeypatch):
         static_argnames="k",
     )
     retraced(
-        instance._variance_floor,
-        "_variance_floor",
+        instance.variance_at_least,
+        "variance_at_least",
         monkeypatch,
         instance,
         [lambda: jc.variance_floor(x, 2), lambda: jc.variance_floor(other, 5)],
@@ -158,10 +158,10 @@ def test_hot_functions_lower_for_accelerators(name, platform, precision):
     problem = PROBLEMS[name]
     x, weight = np.zeros((n, d), precision), np.ones(n, precision)
     starts = stack([as_mixture(random_mixture(rng, k, d), precision)[0] for _ in range(m)])
-    limits = cem_module._Limits(300, 2, None)
+    limits = cem_module.Limits(300, 2, None)
     key, size = jax.random.key(0), np.asarray(2, precision)
     programs = (
-        (lambda *given: cem_module._cem_stack(*given, problem, limits), (x, weight, starts)),
+        (lambda *given: cem_module.cem_stack(*given, problem, limits), (x, weight, starts)),
         (lambda *given: score.score_points(*given, problem), (x, weight, starts)),
         (lambda x: bounds.bound_terms(x, None, k, size, problem, 0.0, 2**28), (x,)),
         (lambda x: seeding._seed(key, x, None, k, "kmeans++", 3), (x,)),

@@ -12,7 +12,16 @@ from jaxcmle.problem.instance import check_instance, smallest_size, y_range
 from jaxcmle.problem.pairs import MAX_POINTS, check_pairs_affordable
 from jaxcmle.problem.types import UCMLE, WKM, Problem
 
-__all__ = ["Instance", "Scale", "Target", "imagine", "measure", "to_scale", "to_target"]
+__all__ = [
+    "Instance",
+    "Scale",
+    "Target",
+    "imagine",
+    "measure",
+    "on_scale",
+    "to_scale",
+    "to_target",
+]
 
 Scale = Literal["tight", "paper"]
 
@@ -126,41 +135,65 @@ def measure(
     size = min(size, total / k)
     check_pairs_affordable(points, max_points, "this guarantee")
     bounds = y_range(points, size, sample_weight=weight, max_points=max_points)
-    low, high = float(bounds.low), float(bounds.high)
-    shared: dict[str, Any] = {"n": n, "d": d, "n_clusters": k, "total": total, "min_size": size}
+    instance = Instance(
+        n=n,
+        d=d,
+        n_clusters=k,
+        total=total,
+        min_size=size,
+        y_low=float(bounds.low),
+        y_high=float(bounds.high),
+        factor=1.0,
+        scale=None,
+        spread_low=0.0,
+        spread_high=math.inf,
+        weighted=weight is not None,
+    )
+    scatter, paper_shift = math.nan, math.inf
+    if isinstance(problem, WKM):
+        whole = numerics.whole_moments(numerics.prepare(points, weight))
+        scatter = float(whole.scatter[0])
+    elif scale == "paper" and math.isfinite(instance.y_low):
+        report = check_instance(points, max_points=max_points)
+        if report.min_distance_sq > 0:
+            paper_shift = math.log(report.required / report.min_distance_sq)
+    return on_scale(instance, scale, problem, scatter, paper_shift)
+
+
+def on_scale(
+    instance: Instance, scale: Scale, problem: Problem, scatter: float, paper_shift: float
+) -> Instance:
+    """Return the numbers of a data set on the scale; for WKM, with the range of its spread.
+
+    Args:
+        instance: the numbers in the user's units.
+        scale: `"tight"` or `"paper"`.
+        problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
+        scatter: for WKM, the squared distances of all points to their mean, added up.
+        paper_shift: for the paper's scale, what every y grows by; not finite where points coincide.
+    """
+    low, high, size = instance.y_low, instance.y_high, instance.min_size
     if isinstance(problem, WKM):
         beta = float(problem.beta)  # type: ignore[arg-type]
-        whole = numerics.whole_moments(numerics.prepare(points, weight))
-        return Instance(
-            **shared,
-            y_low=low,
-            y_high=high,
-            factor=1.0,
-            scale=None,
-            spread_low=beta * d * math.exp(low - 1) / (2 * math.pi) * (1 - RANGE_SLACK),
-            spread_high=beta * float(whole.scatter[0]) / total * (1 + RANGE_SLACK),
-            weighted=weight is not None,
+        least = beta * instance.d * math.exp(low - 1) / (2 * math.pi)
+        return instance._replace(
+            spread_low=least * (1 - RANGE_SLACK),
+            spread_high=beta * scatter / instance.total * (1 + RANGE_SLACK),
         )
     shift, reason = 1 - low, f"points that weigh {size:g}, enough for a cluster, coincide"
     if scale == "paper" and math.isfinite(low):
-        report = check_instance(points, max_points=max_points)
-        closest, reason = report.min_distance_sq, "two points coincide"
-        shift = math.log(report.required / closest) if closest > 0 else math.inf
+        shift, reason = paper_shift, "two points coincide"
     if not math.isfinite(shift):
         raise ValueError(
             f"this instance is not well-defined on the {scale} scale, because {reason}: remove "
             "duplicates"
             + (", or lower balance so that clusters are larger" if scale == "tight" else "")
         )
-    return Instance(
-        **shared,
+    return instance._replace(
         y_low=low + shift - RANGE_SLACK,
         y_high=max(high, low) + shift + RANGE_SLACK,
         factor=math.exp(shift / 2),
         scale=scale,
-        spread_low=0.0,
-        spread_high=math.inf,
-        weighted=weight is not None,
     )
 
 

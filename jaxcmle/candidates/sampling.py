@@ -34,6 +34,8 @@ __all__ = [
     "repetition_means",
     "subset_means",
     "superset_means",
+    "traced_means",
+    "traced_repetitions",
 ]
 
 # A repetition is called by two numbers, so that there can be more than fit in 32 bits: its number
@@ -106,11 +108,13 @@ def _block_means(key: Array, pool: Pool, k: int, m: Array, drawn: int) -> Array:
 
 def repetition_means(key: Array, number: Array, pool: Pool, k: int, m: int) -> Array:
     """Return the block means `[s, k, d]` of the repetitions with these numbers `[s, 2]`."""
-    return _repetition_means(key, number, pool, k, jnp.int32(m), bucket(m))
+    return traced_means(key, number, pool, k, jnp.int32(m), bucket(m))
 
 
 @partial(jax.jit, static_argnames=("k", "drawn"))
-def _repetition_means(key: Array, number: Array, pool: Pool, k: int, m: Array, drawn: int) -> Array:
+def traced_means(key: Array, number: Array, pool: Pool, k: int, m: Array, drawn: int) -> Array:
+    """Return what `repetition_means` does, with m traced: the first m points of `drawn` count."""
+
     def one(number: Array) -> Array:
         return _block_means(repetition_key(key, number), pool, k, m, drawn)
 
@@ -151,7 +155,7 @@ def next_repetitions(
     first, second = start
     if second + count > NUMBERS:
         raise ValueError(f"{count} repetitions from {second} go past {NUMBERS}: split them")
-    return _next_repetitions(
+    return traced_repetitions(
         key,
         pool,
         blocks,
@@ -169,7 +173,7 @@ def next_repetitions(
 
 
 @partial(jax.jit, static_argnames=("k", "drawn", "chunk", "pruning", "tile"))
-def _next_repetitions(
+def traced_repetitions(
     key: Array,
     pool: Pool,
     blocks: tuple[Array, Array],
@@ -184,12 +188,13 @@ def _next_repetitions(
     pruning: Pruning,
     tile: int | None,
 ) -> Best:
+    """Return what `next_repetitions` does, with the numbers and m traced."""
     offset = jnp.arange(chunk, dtype=jnp.int32)
 
     def one_chunk(i: Array, best: Best) -> Best:
         place = i * chunk + offset
         number = jnp.stack([jnp.broadcast_to(start[0], (chunk,)), start[1] + place], axis=1)
-        means = _repetition_means(key, number, pool, k, m, drawn)
+        means = traced_means(key, number, pool, k, m, drawn)
         return scoring.score_repetitions(
             blocks, means, number, place < count, grid, best, pruning=pruning, tile=tile
         )

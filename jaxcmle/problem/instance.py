@@ -34,6 +34,8 @@ __all__ = [
     "is_balanced",
     "rescale",
     "smallest_size",
+    "variance_at_least",
+    "variance_at_most",
     "variance_floor",
     "y_range",
 ]
@@ -139,7 +141,7 @@ def rescale(
     def found(points: Array) -> Any:
         if scale == "paper":
             return inputs.to_python(_report(points, byte_budget).min_distance_sq)
-        return inputs.to_python(_variance_floor(points, None, size, byte_budget))
+        return inputs.to_python(variance_at_least(points, None, size, byte_budget))
 
     # A hair more than asked for; then, as the product rounds, as often as that takes.
     hair = 1 + 4 * float(jnp.finfo(points.dtype).eps)
@@ -246,7 +248,7 @@ def variance_floor(
     """
     points, weight, min_size = _size_inputs(x, sample_weight, min_size)
     check_pairs_affordable(points, max_points, "variance_floor")
-    return inputs.to_python(_variance_floor(points, weight, min_size, byte_budget))
+    return inputs.to_python(variance_at_least(points, weight, min_size, byte_budget))
 
 
 def y_range(
@@ -281,8 +283,8 @@ def y_range(
     """
     points, weight, min_size = _size_inputs(x, sample_weight, min_size)
     check_pairs_affordable(points, max_points, "y_range")
-    floor = _variance_floor(points, weight, min_size, byte_budget)
-    ceiling = _variance_ceiling(points, weight, min_size, byte_budget)
+    floor = variance_at_least(points, weight, min_size, byte_budget)
+    ceiling = variance_at_most(points, weight, min_size, byte_budget)
     offset = math.log(2 * math.pi * math.e)
     return inputs.to_python(YRange(offset + jnp.log(floor), offset + jnp.log(ceiling)))
 
@@ -336,7 +338,8 @@ def _is_balanced(
 
 
 @partial(jax.jit, static_argnames="byte_budget")
-def _variance_floor(x: Array, weight: Array | None, size: ArrayLike, byte_budget: int) -> Array:
+def variance_at_least(x: Array, weight: Array | None, size: ArrayLike, byte_budget: int) -> Array:
+    """Return what no cluster of this weight has a variance below; see `variance_floor`."""
     points = numerics.prepare(x, weight)
     spare = spare_part(weight, x.shape[0], x.dtype)
 
@@ -351,7 +354,8 @@ def _variance_floor(x: Array, weight: Array | None, size: ArrayLike, byte_budget
 
 
 @partial(jax.jit, static_argnames="byte_budget")
-def _variance_ceiling(x: Array, weight: Array | None, size: ArrayLike, byte_budget: int) -> Array:
+def variance_at_most(x: Array, weight: Array | None, size: ArrayLike, byte_budget: int) -> Array:
+    """Return what no cluster of this weight has a variance above; see `y_range`."""
     points = numerics.prepare(x, weight)
     d = x.shape[1]
 

@@ -27,7 +27,17 @@ from jaxcmle.problem.objective import (
 )
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution, Status
 
-__all__ = ["cem", "cem_all", "cem_restarts", "default_min_variance", "least_variance"]
+__all__ = [
+    "Limits",
+    "best_admissible",
+    "cem",
+    "cem_all",
+    "cem_restarts",
+    "cem_stack",
+    "default_min_variance",
+    "least_variance",
+    "rounding_variance",
+]
 
 # Fewer points than this are not worth a second program.
 FAST_FROM = 16384
@@ -89,7 +99,7 @@ def cem(
     inputs.check_enough_points(points, weight, start.weights.shape[0])
     limits = _limits(max_iter, min_size, min_variance)
     stack = jax.tree.map(lambda leaf: leaf[None], start)
-    solutions = _cem_stack(points, weight, stack, problem, limits)
+    solutions = cem_stack(points, weight, stack, problem, limits)
     return jax.tree.map(lambda leaf: leaf[0], solutions)
 
 
@@ -165,7 +175,7 @@ def cem_restarts(
         min_size=min_size,
         min_variance=min_variance,
     )
-    best, costs = _best(solutions)
+    best, costs = best_admissible(solutions)
     return (best, costs) if return_costs else best
 
 
@@ -185,7 +195,7 @@ def cem_all(
     starts = inputs.to_mixture(starts, d, dtype, problem, stack=True)
     inputs.check_enough_points(points, weight, starts.weights.shape[1])
     limits = _limits(max_iter, min_size, min_variance)
-    return _cem_stack(points, weight, starts, problem, limits)
+    return cem_stack(points, weight, starts, problem, limits)
 
 
 def default_min_variance(points: Points) -> Array:
@@ -193,8 +203,13 @@ def default_min_variance(points: Points) -> Array:
     present = (points.weight > 0)[:, None]
     low = jnp.min(points.x, axis=0, where=present, initial=jnp.inf)
     high = jnp.max(points.x, axis=0, where=present, initial=-jnp.inf)
-    limits = jnp.finfo(points.x.dtype)
-    rounding = limits.eps * (high - low).max()
+    return rounding_variance((high - low).max())
+
+
+def rounding_variance(spread: Array) -> Array:
+    """Return the square of the rounding error of data that spreads so far, as a variance."""
+    limits = jnp.finfo(spread.dtype)
+    rounding = limits.eps * spread
     return jnp.maximum(rounding * rounding, 4 * limits.tiny)
 
 
@@ -207,7 +222,9 @@ def least_variance(points: Points, min_variance: ArrayLike | None) -> Array:
     return jnp.maximum(jnp.asarray(min_variance, dtype), 4 * jnp.finfo(dtype).tiny)
 
 
-class _Limits(NamedTuple):
+class Limits(NamedTuple):
+    """When to stop, the least weight of an admissible cluster, and the least variance."""
+
     max_iter: ArrayLike
     min_size: ArrayLike
     min_variance: ArrayLike | None
@@ -237,8 +254,8 @@ def _inputs(x: Any, problem: Problem, sample_weight: Any) -> tuple[Problem, Arra
     return inputs.to_problem(problem), *inputs.to_points(x, sample_weight)
 
 
-def _limits(max_iter: Any, min_size: Any, min_variance: Any) -> _Limits:
-    return _Limits(
+def _limits(max_iter: Any, min_size: Any, min_variance: Any) -> Limits:
+    return Limits(
         inputs.to_count(max_iter, "max_iter"),
         inputs.to_limit(min_size, "min_size"),
         None if min_variance is None else inputs.to_limit(min_variance, "min_variance"),
@@ -246,7 +263,8 @@ def _limits(max_iter: Any, min_size: Any, min_variance: Any) -> _Limits:
 
 
 @jax.jit
-def _best(solutions: Solution) -> tuple[Solution, Array]:
+def best_admissible(solutions: Solution) -> tuple[Solution, Array]:
+    """Return the best solution of a stack, and what each costs; infinity if inadmissible."""
     admissible = (solutions.status == Status.CONVERGED) | (solutions.status == Status.MAX_ITER)
     finite = jnp.isfinite(solutions.cost)
     costs = jnp.where(admissible & finite, solutions.cost, jnp.inf)
@@ -257,8 +275,8 @@ def _best(solutions: Solution) -> tuple[Solution, Array]:
 
 
 @jax.jit
-def _cem_stack(
-    x: Array, weight: Array | None, starts: Mixture, problem: Problem, limits: _Limits
+def cem_stack(
+    x: Array, weight: Array | None, starts: Mixture, problem: Problem, limits: Limits
 ) -> Solution:
     """Run CEM from every start on the same points; returns a stack of solutions."""
     points = numerics.prepare(x, weight)

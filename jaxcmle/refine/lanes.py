@@ -23,7 +23,7 @@ from jaxcmle import numerics
 from jaxcmle.numerics import Coefficients, Moments
 from jaxcmle.problem.objective import fill_empty, is_valid, shift_means
 from jaxcmle.problem.types import UCMLE, Mixture, Problem, Solution, Status
-from jaxcmle.refine.cem import is_finite
+from jaxcmle.refine.cem import is_finite, rounding_variance
 from jaxcmle.refine.folds import Part, branches_of, fold
 
 __all__ = ["cem_lanes"]
@@ -111,7 +111,7 @@ def cem_lanes(
     problem: Problem,
     max_iter: ArrayLike,
     min_size: Array,
-    min_variance: Array,
+    min_variance: Array | None,
     count: ArrayLike,
     *,
     lanes: int,
@@ -131,7 +131,8 @@ def cem_lanes(
             clusters that exist.
         max_iter: the most iterations to do on each.
         min_size: `[c]`, the weight every cluster must reach for a solution to be admissible.
-        min_variance: `[c]`, floor under every variance, positive.
+        min_variance: `[c]`, floor under every variance, positive; None for the rounding error of
+            each data set, squared, as in `cem`.
         count: only the first so many instances are solved. The others take no time, and come out
             with their start, an infinite cost and the status `NONFINITE`.
         lanes: how many instances to work on at a time; best a multiple of 16.
@@ -149,7 +150,7 @@ def cem_lanes(
         problem,
         jnp.asarray(max_iter, jnp.int32),
         min_size.astype(x.dtype),
-        min_variance.astype(x.dtype),
+        None if min_variance is None else min_variance.astype(x.dtype),
         jnp.minimum(jnp.asarray(count, jnp.int32), x.shape[0]),
         lanes=lanes,
         tile=tile,
@@ -165,7 +166,7 @@ def _cem_lanes(
     problem: Problem,
     max_iter: Array,
     min_size: Array,
-    min_variance: Array,
+    min_variance: Array | None,
     count: Array,
     *,
     lanes: int,
@@ -303,7 +304,10 @@ def _load(
         return x - shift, jnp.where(proper, weight, jnp.nan)
 
     x, weight = numerics.apart(adjust, busy, x, weight, shift, proper)
-    return _Instances(x, weight, shift, *_take(limits, index))
+    exists, floor, enough, valid = _take(limits, index)
+    if floor is None:
+        floor = rounding_variance((high - low).max(axis=0))
+    return _Instances(x, weight, shift, exists, floor, enough, valid)
 
 
 def _coefficients(mixture: Mixture, instances: _Instances, problem: Problem) -> Coefficients:

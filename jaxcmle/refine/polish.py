@@ -183,13 +183,16 @@ def settle(
     def assigned(mixture: Mixture) -> Array:
         return assign_points(points, space.tiles, mixture, problem)[1]
 
-    def step(_: Array, old: Partitions) -> Partitions:
+    def step(carry: tuple[Array, Array, Partitions]) -> tuple[Array, Array, Partitions]:
+        count, _, old = carry
         new = partition(assigned(mixture_of(old.labels[0])))
         slack = 4 * jnp.finfo(points.x.dtype).eps * jnp.abs(new.rank.cost)
         no_worse = ~is_better(old.rank, new.rank._replace(cost=new.rank.cost - slack))
-        return select_each(no_worse, new, old)
+        moving = no_worse[0] & (new.labels != old.labels).any()
+        return count + 1, moving, select_each(no_worse, new, old)
 
-    last = lax.fori_loop(0, SETTLING, step, partition(labels))
+    first = (jnp.int32(0), jnp.array(True), partition(labels))
+    last = lax.while_loop(lambda carry: carry[1] & (carry[0] < SETTLING), step, first)[2]
     labels = last.labels[0]
     mixture = mixture_of(labels)
     means, slope, constant = problem.coefficients(mixture)

@@ -9,7 +9,7 @@ from jaxcmle.candidates.plan import Plan
 from jaxcmle.candidates.planning import Algorithm, make_plan
 from jaxcmle.solve.sources import Setting
 
-__all__ = ["too_many"]
+__all__ = ["fitting_claim", "in_two_digits", "too_many"]
 
 # Up to so many points, a balance that would fit is looked for.
 MAX_POINTS = 5000
@@ -42,21 +42,23 @@ def too_many(
     delta = next((delta for delta in larger if fits(instance, target._replace(delta=delta))), None)
     if delta is not None:
         options.append(f"delta={delta:g}")
-    if target.eta is not None:
-        eta = _smallest(lambda eta: fits(instance, target._replace(eta=eta)), target.eta)
-        options += [] if eta is None else [f"eta={eta:g}"]
-    else:
-        assert target.eps is not None
-        eps = _smallest(lambda eps: fits(instance, target._replace(eps=eps)), target.eps)
-        options += [] if eps is None else [f"eps={eps:g}"]
+    options += fitting_claim(target, lambda target: fits(instance, target))
     if plan.log10_tuples < MOST_LOG10:
-        options.append(f"max_candidates={_rounded_up(plan.log10_tuples)}")
+        options.append(f"max_candidates={in_two_digits(plan.log10_tuples)}")
     advice = f"Any of these would fit: {', '.join(options)}; or" if options else "Use"
     return (
         f"this guarantee takes 10^{plan.log10_tuples:.2f} candidates, more than max_candidates = "
         f"{limit:g}. {advice} guarantee=False, to look at some of the candidates without a claim."
         f"\n{plan}"
     )
+
+
+def fitting_claim(target: Target, fits: Callable[[Target], bool]) -> list[str]:
+    """Return about the smallest `eta` or `eps`, whichever was asked for, that fits; or nothing."""
+    name, value = ("eta", target.eta) if target.eta is not None else ("eps", target.eps)
+    assert value is not None
+    enough = _smallest(lambda value: fits(target._replace(**{name: value})), value)
+    return [] if enough is None else [f"{name}={enough:g}"]
 
 
 def _smallest(fits: Callable[[float], bool], low: float) -> float | None:
@@ -90,7 +92,7 @@ def _fitting_balance(setting: Setting, fits: Callable[[Instance, Target], bool])
     return None
 
 
-def _rounded_up(log10: float) -> str:
+def in_two_digits(log10: float) -> str:
     """Return a power of ten as a number of two digits, rounded up."""
     exponent = math.floor(log10)
     return f"{math.ceil(10 ** (log10 - exponent + 1) + 1e-6) / 10:g}e{exponent}"

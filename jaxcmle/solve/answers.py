@@ -114,7 +114,8 @@ def _stack(instances: Instances, parts: list[Part], problem: Problem) -> Solutio
         for place in own:
             errors[place] = ""
             instance = instances.each[place]
-            if instance is not None and instance.order is not None:
+            assert instance is not None
+            if instance.order is not None:
                 labels[place] = _in_order(labels[place], instance)
     for place, failure in instances.failures.items():
         status[place], errors[place] = failure

@@ -30,7 +30,17 @@ from jaxcmle.solve.sizes import refine_with_sizes
 from jaxcmle.solve.sources import Setting, Source, all_subsets, paper_candidates, repetitions
 from jaxcmle.solve.walks import pruned_walks
 
-__all__ = ["TooManyCandidatesError", "approximate"]
+__all__ = [
+    "MAX_FILLING",
+    "N_KEPT",
+    "Answers",
+    "Candidates",
+    "TooManyCandidatesError",
+    "approximate",
+    "cost_of",
+    "entry_of",
+    "is_admissible",
+]
 
 # What the grids aim at when nothing is claimed and nothing was asked for.
 DEFAULT_ETA = 1.0
@@ -166,7 +176,7 @@ def approximate(
     points, weight, present = inputs.without_padding(everything, weight)
     instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
     inputs.check_enough_points(points, weight, instance.n_clusters)
-    answers = _Answers(Setting(points, weight, problem, instance, target), max_points)
+    answers = Answers(Setting(points, weight, problem, instance, target), max_points)
 
     incumbent = None
     if certificate and guarantee:
@@ -176,7 +186,7 @@ def approximate(
         if answers.prove(incumbent):
             return for_all_points(everything, present, answers.certified(incumbent), problem)
         proved = answers.proved
-        answers = _Answers(answers.tightened(incumbent), max_points)
+        answers = Answers(answers.tightened(incumbent), max_points)
         answers.proved = proved
     setting = answers.setting
 
@@ -237,7 +247,7 @@ def _affordable(
     return plan
 
 
-class _Found(NamedTuple):
+class Candidates(NamedTuple):
     """The best candidates, best first, and what each costs; fewer only if there are no more."""
 
     mixtures: Mixture
@@ -247,7 +257,7 @@ class _Found(NamedTuple):
 
 def _enumerate(
     source: Source, n_best: int, offset: float, progress: Progress
-) -> tuple[_Found | None, bool]:
+) -> tuple[Candidates | None, bool]:
     """Return the best candidates, and whether all have been looked at."""
     best, finished = None, False
     try:
@@ -269,13 +279,14 @@ def _enumerate(
     # Always as many as asked for, so that one program polishes all: the last is repeated.
     index = np.minimum(np.arange(n_best), len(costs) - 1)
     mixtures = source.mixtures(best, index)
-    return _Found(mixtures, costs, len(costs) < n_best), finished
+    return Candidates(mixtures, costs, len(costs) < n_best), finished
 
 
-class _Answers:
+class Answers:
     """From mixtures to a solution and what is claimed of it. Costs are in the user's units."""
 
     def __init__(self, setting: Setting, max_points: int) -> None:
+        """Begin with what is known of the instance alone."""
         self.setting, self.max_points = setting, max_points
         # The tight lower bound, where it was computed.
         self.proved = Guarantee()
@@ -299,7 +310,7 @@ class _Answers:
 
         starts = jax.vmap(start)(jnp.arange(n_starts))
         solution = cem_restarts(points, starts, min_variance=self.min_variance, **self.options)
-        if not _is_admissible(solution):
+        if not is_admissible(solution):
             solution = self._filled_up(solution.mixture) or solution
         return self._bounded(solution)
 
@@ -335,7 +346,7 @@ class _Answers:
             # What may be between the cost and the bound, as a factor on the scale.
             on_scale = float(solution.cost) + self.setting.offset
             tolerance = on_scale * target.eps / (1 + target.eps) / total
-        if not _is_admissible(solution) or tolerance is None or not tolerance > 0:
+        if not is_admissible(solution) or tolerance is None or not tolerance > 0:
             return solution
         known = certify(
             self.setting.points, solution, tolerance=tolerance, progress=progress, **self.options
@@ -410,7 +421,23 @@ class _Answers:
         return self.setting._replace(instance=instance)
 
     def best(
-        self, found: _Found | None, incumbent: Solution | None, n_polish: int, restricted: bool
+        self, found: Candidates | None, incumbent: Solution | None, n_polish: int, restricted: bool
+    ) -> Solution:
+        """Polish the best candidates, and return what is `chosen` of all."""
+        if found is None:
+            assert incumbent is not None
+            return incumbent
+        first = jax.tree.map(lambda leaf: leaf[:n_polish], found.mixtures)
+        stack = cem_all(self.setting.points, first, min_variance=self.min_variance, **self.options)
+        polished = [entry_of(stack, i) for i in range(min(n_polish, len(found.costs)))]
+        return self.chosen(found, polished, incumbent, restricted)
+
+    def chosen(
+        self,
+        found: Candidates,
+        polished: list[Solution],
+        incumbent: Solution | None,
+        restricted: bool,
     ) -> Solution:
         """Return the best admissible solution if the claim holds for it, else the best of all.
 
@@ -423,46 +450,44 @@ class _Answers:
         were pruned wrongly are elsewhere. Then an admissible solution has to cost no more than any.
         """
         known = [] if incumbent is None else [incumbent]
-        if found is None:
-            return known[0]
-        first = jax.tree.map(lambda leaf: leaf[:n_polish], found.mixtures)
-        stack = cem_all(self.setting.points, first, min_variance=self.min_variance, **self.options)
-        polished = [_entry(stack, i) for i in range(min(n_polish, len(found.costs)))]
-        admissible = [solution for solution in known + polished if _is_admissible(solution)]
+        admissible = [solution for solution in known + polished if is_admissible(solution)]
         for i, cost in enumerate(found.costs):
-            if cost >= min(map(_cost, admissible), default=math.inf):
+            if cost >= min(map(cost_of, admissible), default=math.inf):
                 break
-            if i < len(polished) and _is_admissible(polished[i]):
+            if i < len(polished) and is_admissible(polished[i]):
                 continue
-            filled = self._filled_up(_entry(found.mixtures, i))
+            filled = self._filled_up(entry_of(found.mixtures, i))
             if filled is None:
                 break
             admissible.append(filled)
         else:
             if found.complete and restricted:
-                return min(admissible, key=_cost)
+                return min(admissible, key=cost_of)
         instance = self.setting.instance
         slack = 1e-6 * (abs(found.costs[-1]) + instance.total * instance.d)
         limit = found.costs[i if restricted else 0] + slack
-        enough = [solution for solution in admissible if _cost(solution) <= limit]
-        return min(enough or polished, key=_cost)
+        enough = [solution for solution in admissible if cost_of(solution) <= limit]
+        return min(enough or polished, key=cost_of)
 
 
-def _entry(stack: Any, i: int) -> Any:
+def entry_of(stack: Any, i: int) -> Any:
+    """Return one of a stack."""
     return jax.tree.map(lambda leaf: leaf[i], stack)
 
 
-def _is_admissible(solution: Solution) -> bool:
+def is_admissible(solution: Solution) -> bool:
+    """Tell whether every cluster of a solution has the minimum size."""
     return int(solution.status) in (Status.CONVERGED, Status.MAX_ITER)
 
 
-def _cost(solution: Solution) -> float:
+def cost_of(solution: Solution) -> float:
+    """Return what a solution costs, infinity instead of NaN."""
     cost = float(solution.cost)
     return cost if math.isfinite(cost) else math.inf
 
 
 def _cost_if_admissible(solution: Solution) -> float:
-    return _cost(solution) if _is_admissible(solution) else math.inf
+    return cost_of(solution) if is_admissible(solution) else math.inf
 
 
 def _float(value: Any) -> float:

@@ -46,7 +46,9 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort(rounds=6, patience=3, restarts=1, methods=("kmeans++",), sample=8192),
+    "quick": Effort(
+        rounds=6, patience=2, restarts=1, methods=("kmeans++",), population=4, sample=8192
+    ),
     "default": Effort(),
     "thorough": Effort(
         starts=16,

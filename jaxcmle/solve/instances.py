@@ -6,6 +6,7 @@ answer does not depend on its company.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,6 @@ from jax import Array
 
 from jaxcmle.problem import inputs
 from jaxcmle.problem.types import Status
-from jaxcmle.solve.padding import rounded_up
 
 __all__ = [
     "Bucket",
@@ -122,30 +122,31 @@ def to_instances(xs: Any, n_clusters: Any, sample_weight: Any) -> Instances:
     """
     arrays, stacked = _to_arrays(xs)
     b = len(arrays)
-    counts = enumerate(each_of(n_clusters, b, "n_clusters"))
+    counts = each_of(n_clusters, b, "n_clusters")
     weights = _to_weights(sample_weight, b)
     d = arrays[0].shape[1]
-    for i, array in enumerate(arrays):
+    for i, array in enumerate([] if stacked else arrays):
         if array.ndim != 2 or array.shape[1] != d or d == 0:
             raise ValueError(
                 f"every instance must have shape [n, d] with the same d, here {d} as in instance "
                 f"0; instance {i} has shape {array.shape}"
             )
-    kinds = {array.dtype for array in arrays}
+    kinds = {array.dtype for array in (arrays[:1] if stacked else arrays)}
     dtype = np.result_type(*(np.dtype(inputs.float_dtype(kind)) for kind in kinds))
     # A number of clusters that is no number is a mistake of the call.
-    clusters = [inputs.to_whole(count, f"n_clusters (of instance {i})") for i, count in counts]
-    each: list[Instance | None] = []
+    whole = {count: inputs.to_whole(count, "n_clusters") for count in set(counts)}
+    clusters = [whole[count] for count in counts]
+    each: list[Instance | None] = [None] * b
     failures: dict[int, Failure] = {}
-    ordinary = _are_ordinary(np.stack(arrays).astype(dtype), clusters) if stacked else None
-    for i, (array, k, weight) in enumerate(zip(arrays, clusters, weights, strict=True)):
-        if weight is None and ordinary is not None and ordinary[i]:
-            each.append(
-                Instance(array if array.dtype == dtype else array.astype(dtype), None, k, None)
-            )
-            continue
-        made = _to_instance(array, k, weight, dtype)
-        each.append(made if isinstance(made, Instance) else None)
+    doubtful: Iterable[int] = range(b)
+    if stacked and sample_weight is None:
+        # All at once: thousands of small checks take longer than the work.
+        stack = np.asarray(xs).astype(dtype, copy=False)
+        each = [Instance(x, None, k, None) for x, k in zip(stack, clusters, strict=True)]
+        doubtful = np.flatnonzero(~_are_ordinary(stack, clusters)).tolist()
+    for i in doubtful:
+        made = _to_instance(arrays[i], clusters[i], weights[i], dtype)
+        each[i] = made if isinstance(made, Instance) else None
         if isinstance(made, Failure):
             failures[i] = made
     return Instances(each, failures, [len(a) for a in arrays], clusters, d, dtype, stacked)
@@ -287,15 +288,20 @@ def to_keys(key: Any, b: int) -> Array:
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(b, dtype=jnp.uint32))
 
 
+@lru_cache(maxsize=2**16)
 def bucket_of(n: int, k: int, alike: bool) -> Bucket:
     """Return the size that an instance is padded to.
 
-    Lengths are powers of two; for instances that are all `alike`, four lengths for each. Numbers of
-    clusters are kept up to 4; two for each power of two follow: 6, 8, 12, 16, 24, ...
+    Lengths are powers of two; for instances that are all `alike` and so need one program only, 16
+    lengths for each. Numbers of clusters are kept up to 4; two for each power of two follow: 6, 8,
+    12, 16, 24, ...
     """
     power = 1 << (k - 1).bit_length()
     clusters = k if k <= 4 else power * 3 // 4 if k <= power * 3 // 4 else power
-    length = rounded_up(n) if alike else max(LEAST_POINTS, 1 << (n - 1).bit_length())
+    length = max(LEAST_POINTS, 1 << (n - 1).bit_length())
+    if alike:
+        step = max(8, length // 32)
+        length = max(LEAST_POINTS, -(-n // step) * step)
     return Bucket(length, clusters)
 
 
@@ -305,6 +311,15 @@ def pack(instances: Sequence[Instance], bucket: Bucket, places: np.ndarray, size
     x = np.zeros((size, bucket.n, d), dtype)
     weight = np.zeros((size, bucket.n), dtype)
     exists = np.zeros((size, bucket.k), bool)
+    if len({(len(each.x), each.k) for each in instances if each.weight is None}) == 1 and all(
+        each.weight is None for each in instances
+    ):
+        # All alike: at once.
+        n = len(instances[0].x)
+        x[places, :n] = np.stack([each.x for each in instances])
+        weight[places, :n] = 1
+        exists[places, : instances[0].k] = True
+        return Packed(x, weight, exists)
     for i, instance in zip(places, instances, strict=True):
         n = len(instance.x)
         x[i, :n] = instance.x

@@ -11,7 +11,7 @@ from jax import Array
 from jaxcmle.problem.objective import assign
 from jaxcmle.problem.types import Problem, Solution
 
-__all__ = ["for_all_points", "padded", "rounded_up"]
+__all__ = ["for_all_points", "padded"]
 
 # Numbers of points are rounded up to four sizes for each power of two, and to this at least.
 LEAST = 16
@@ -42,11 +42,6 @@ def padded(points: Array, weight: Array | None) -> tuple[Array, Array]:
     """
     n = points.shape[0]
     weight = jnp.ones(n, points.dtype) if weight is None else weight
-    extra = rounded_up(n) - n
-    return jnp.pad(points, ((0, extra), (0, 0))), jnp.pad(weight, (0, extra))
-
-
-def rounded_up(n: int) -> int:
-    """Return the length that n points are padded to."""
     step = max(LEAST, 1 << max(n - 1, 1).bit_length()) // 8
-    return max(LEAST, -(-n // step) * step)
+    extra = -n % step if n > LEAST else LEAST - n
+    return jnp.pad(points, ((0, extra), (0, 0))), jnp.pad(weight, (0, extra))

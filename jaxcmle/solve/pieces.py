@@ -11,11 +11,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxcmle import numerics
 from jaxcmle.problem import inputs
 from jaxcmle.problem.score import score_points
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution
-from jaxcmle.refine.cem import least_variance
 from jaxcmle.refine.lanes import cem_lanes
 from jaxcmle.solve.answers import Part, collected
 from jaxcmle.solve.batches import (
@@ -100,21 +98,27 @@ def cem_many(
     most = inputs.to_count(max_iter, "max_iter")
     floor = None if min_variance is None else inputs.to_limit(min_variance, "min_variance")
     shown = Progress(progress, "instances")
-    mixtures = _to_list(starts)
-    clusters = [len(mixture.weights) for mixture in mixtures]
+    mixtures = starts if isinstance(starts, Mixture) else _to_list(starts)
+    if isinstance(mixtures, Mixture):
+        mixtures = jax.tree.map(np.asarray, mixtures)
+        clusters = [mixtures.weights.shape[1]] * len(mixtures.weights)
+    else:
+        clusters = [len(mixture.weights) for mixture in mixtures]
     instances = _checked(xs, clusters, sample_weight, "starts")
     if errors == "raise":
         raise_failures(instances.failures)
     b, d, dtype = len(instances.each), instances.d, instances.dtype
-    limits = [inputs.to_limit(size, "min_size") for size in each_of(min_size, b, "min_size")]
+    limits = np.array(each_of(min_size, b, "min_size"), object)
+    for size in set(limits.tolist()):
+        inputs.to_limit(size, "min_size")
     layout = layout_of()
 
     def solve(chunk: Chunk) -> Part:
         size, counts, places = _shape(chunk, layout, CEM_WORK)
         packed = pack(chunk.instances, chunk.bucket, places, size)
-        stack = _packed_mixtures([mixtures[i] for i in chunk.places], places, size, packed)
+        stack = _packed_mixtures(mixtures, chunk.places, places, size, packed)
         sizes = np.zeros(size, dtype)
-        sizes[places] = [limits[i] for i in chunk.places]
+        sizes[places] = limits[chunk.places]
         found = _cem_all(packed, stack, sizes, counts, problem, most, floor, layout)
         found = jax.tree.map(lambda leaf: leaf[places], jax.device_get(found))
         own = dataclasses.replace(found, guarantee=Guarantee())
@@ -305,19 +309,25 @@ def _shape(chunk: Chunk, layout: Layout, work: float) -> tuple[int, np.ndarray, 
 
 
 def _packed_mixtures(
-    mixtures: list[Mixture], places: np.ndarray, size: int, packed: Packed
+    mixtures: Mixture | list[Mixture],
+    chosen: list[int],
+    places: np.ndarray,
+    size: int,
+    packed: Packed,
 ) -> Mixture:
-    """Return mixtures in their places, padded with clusters that do not exist."""
+    """Return some of the mixtures in their places, padded with clusters that do not exist."""
     k, d, dtype = packed.exists.shape[1], packed.x.shape[2], packed.x.dtype
     parts: dict[str, Any] = {
         "weights": np.zeros((size, k), dtype),
         "means": np.zeros((size, k, d), dtype),
         "variances": np.ones((size, k), dtype),
     }
-    for i, mixture in zip(places, mixtures, strict=True):
-        own = len(mixture.weights)
-        for name, part in parts.items():
-            part[i, :own] = getattr(mixture, name)
+    for name, part in parts.items():
+        if isinstance(mixtures, Mixture):
+            part[places, : mixtures.weights.shape[1]] = getattr(mixtures, name)[chosen]
+            continue
+        for i, own in zip(places, (mixtures[j] for j in chosen), strict=True):
+            part[i, : len(own.weights)] = getattr(own, name)
     return Mixture(**parts)
 
 
@@ -362,13 +372,14 @@ def _cem_all(
         lanes = 2 ** math.floor(math.log2(max(fitting, 1)))
         lanes, tile = min(max(lanes, FEWEST_LANES), MOST_LANES), TILE
 
-    def floor(x: Array, weight: Array, min_variance: Any) -> Array:
-        return least_variance(numerics.prepare(x, weight), min_variance)
-
     def local(stack: Any, count: Array, shared: Any) -> Solution:
         (x, weight, exists), starts, sizes = stack
         problem, max_iter, min_variance = shared
-        floors = jax.vmap(lambda x, weight: floor(x, weight, min_variance))(x, weight)
+        floors = None
+        if min_variance is not None:
+            # Even a floor of 0 must not let identical points cost minus infinity.
+            least = jnp.maximum(jnp.asarray(min_variance, x.dtype), 4 * jnp.finfo(x.dtype).tiny)
+            floors = jnp.full(x.shape[0], least)
         return cem_lanes(
             x,
             weight,

@@ -27,6 +27,7 @@ __all__ = [
     "paced",
     "paper_candidates",
     "repetitions",
+    "sound_pruning",
     "useful_values",
 ]
 
@@ -121,7 +122,7 @@ def repetitions(
     # Padded to powers of two, so that few programs serve all plans.
     padded = 1 << (len(weights) - 1).bit_length()
     slope, constant = setting.costs(values)
-    pruning = _sound(pruning, constant)
+    pruning = sound_pruning(pruning, constant)
     grid = Grid(
         slope=slope,
         constant=constant,
@@ -199,7 +200,7 @@ def useful_values(setting: Setting, plan: Plan, pruning: Pruning, known_cost: fl
     return values[: max(1, useful)]
 
 
-def _sound(pruning: Pruning, constant: Array) -> Pruning:
+def sound_pruning(pruning: Pruning, constant: Array) -> Pruning:
     """Return the pruning without that of partial sums if points can have negative costs."""
     return pruning if (constant >= 0).all() else pruning._replace(partial_sums=False)
 
@@ -239,7 +240,7 @@ def all_subsets(setting: Setting, plan: Plan, pruning: Pruning, known_cost: floa
     values = useful_values(setting, plan, pruning, known_cost)
     means = sampling.subset_means(points.x, plan.m)
     slope, constant = setting.costs(values)
-    pruning = _sound(pruning, constant)
+    pruning = sound_pruning(pruning, constant)
     columns = scoring.component_columns(points.x, points.weight, means, slope, constant)
     weighs = not isinstance(setting.problem, UCMLE)
     ratio = grids.weight_ratio(k, plan.balance, exponents)
