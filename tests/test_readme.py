@@ -192,7 +192,9 @@ def test_the_times_of_many_instances_are_those_of_the_committed_results():
         assert one["labels as by cem"] > 0.99
     fit, ragged, large = found["fit"], found["ragged"], found["large"]
     peer = fit["ratios"]["GaussianMixture"]
-    fast = f"{peer['ratio']:.1f} times as fast ({peer['lowest']:.1f} to {peer['highest']:.1f}, aim 10)"
+    fast = (
+        f"{peer['ratio']:.1f} times as fast ({peer['lowest']:.1f} to {peer['highest']:.1f}, aim 10)"
+    )
     assert fast in words
     assert f"lower or equal in {fit['share']['raw']:.1%} of them" in words
     assert f"or in {fit['share']['after CEM']:.1%} after our CEM" in words
