@@ -58,7 +58,7 @@ def test_tiles_do_not_show(monkeypatch, precision):
     whole = jc.score(x, mixtures)
     for size in (1, 2**17):
         monkeypatch.setattr(numerics, "tile_bytes", lambda size=size: size)
-        tiled = jax.jit(score_module._score.__wrapped__)(x, None, mixtures, jc.CMLE())
+        tiled = jax.jit(score_module.score_points.__wrapped__)(x, None, mixtures, jc.CMLE())
         np.testing.assert_array_equal(tiled, whole)
 
 
@@ -71,7 +71,7 @@ def test_memory_is_bounded():
         variances=jax.ShapeDtypeStruct((10**4, 8), np.float32),
     )
     for problem in PROBLEMS.values():
-        compiled = score_module._score.lower(x, None, mixtures, problem).compile()
+        compiled = score_module.score_points.lower(x, None, mixtures, problem).compile()
         assert compiled.memory_analysis().temp_size_in_bytes < 2**27
 
 

@@ -161,7 +161,9 @@ def _to_arrays(xs: Any) -> tuple[list[np.ndarray], bool]:
             )
         return list(np.asarray(inputs.to_array(xs, "xs"))), True
     if isinstance(xs, str | bytes | dict) or not isinstance(xs, Iterable):
-        raise TypeError(f"xs must be a list of arrays [n, d], or one array [b, n, d], got {xs!r}")
+        raise TypeError(
+            f"xs must be a list of arrays [n, d], or one array [b, n, d], got {type(xs).__name__}"
+        )
     arrays = [np.asarray(inputs.to_array(x, f"instance {i}")) for i, x in enumerate(xs)]
     if not arrays:
         raise ValueError("xs is empty; there must be at least one instance")
