@@ -100,7 +100,7 @@ def cem_many(
     shown = Progress(progress, "instances")
     mixtures = starts if isinstance(starts, Mixture) else _to_list(starts)
     if isinstance(mixtures, Mixture):
-        mixtures = jax.tree.map(np.asarray, mixtures)
+        mixtures = _on_host(mixtures)
         clusters = [mixtures.weights.shape[1]] * len(mixtures.weights)
     else:
         clusters = [len(mixture.weights) for mixture in mixtures]
@@ -270,7 +270,7 @@ def lower_bound_many(
 def _to_list(mixtures: Any) -> list[Mixture]:
     """Return a list of mixtures, from one with a leading axis or from a list."""
     if isinstance(mixtures, Mixture):
-        host: Any = jax.tree.map(np.asarray, mixtures)
+        host = _on_host(mixtures)
         return [jax.tree.map(lambda leaf, i=i: leaf[i], host) for i in range(len(host.weights))]
     if not isinstance(mixtures, list | tuple) or not all(
         isinstance(each, Mixture) for each in mixtures
@@ -279,7 +279,16 @@ def _to_list(mixtures: Any) -> list[Mixture]:
             "expected a jaxcmle.Mixture with a leading axis for the instances, or a list of "
             f"mixtures, got {type(mixtures).__name__}"
         )
-    return [jax.tree.map(np.asarray, each) for each in mixtures]
+    return [_on_host(each) for each in mixtures]
+
+
+def _on_host(mixture: Mixture) -> Mixture:
+    """Return a mixture of NumPy arrays; it may hold lists."""
+    parts: dict[str, Any] = {
+        name: np.asarray(inputs.to_array(getattr(mixture, name), f"mixture.{name}"))
+        for name in ("weights", "means", "variances")
+    }
+    return Mixture(**parts)
 
 
 def _checked(xs: Any, clusters: list[int], sample_weight: Any, name: str) -> Instances:
