@@ -1,16 +1,16 @@
 """The quick lower bound for a stack of instances, as one compiled pass."""
 
 from functools import partial
-from typing import Any
 
 import jax
-from jax import Array, lax
+from jax import Array
 
 from jaxcmle.problem.bounds import bound_terms
 from jaxcmle.problem.pairs import BYTE_BUDGET
 from jaxcmle.problem.types import Problem
-from jaxcmle.solve.batches import Layout, each_first, over_devices
+from jaxcmle.solve.batches import Layout
 from jaxcmle.solve.instances import Packed
+from jaxcmle.solve.stacks import over_instances
 
 __all__ = ["bound_all"]
 
@@ -42,11 +42,6 @@ def bound_all(
         k = exists.sum()
         return bound_terms(x, weight, k, size, problem, least, BYTE_BUDGET, whole).bound
 
-    def local(stack: Any, count: Array, problem: Problem) -> Array:
-        if layout.form == "map":
-            return each_first(lambda given: one(given, problem), stack, count)
-        n = packed.x.shape[1]
-        at_once = max(1, BYTE_BUDGET // (8 * n * n * packed.x.dtype.itemsize))
-        return lax.map(lambda given: one(given, problem), stack, batch_size=at_once)
-
-    return over_devices(local, layout)((packed, min_size, floor), counts, problem)
+    n = packed.x.shape[1]
+    stack = (packed, min_size, floor)
+    return over_instances(one, stack, counts, problem, layout, 8 * n * n * packed.x.dtype.itemsize)
