@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
@@ -88,6 +89,7 @@ def approximate(
     n_starts: int = 64,
     n_polish: int = 16,
     prune: bool | Pruning = True,
+    time_limit: float | None = None,
     progress: ProgressOption = None,
     max_points: int = MAX_POINTS,
 ) -> Solution:
@@ -126,6 +128,8 @@ def approximate(
         n_starts: how many starts of CEM.
         n_polish: how many of the best candidates are polished.
         prune: False looks at every candidate to the end, for comparison.
+        time_limit: seconds. The step at hand is finished; the best so far is returned with the
+            status `INTERRUPTED`, and no claim, as after Ctrl-C.
         progress: True shows a line on standard error, False nothing, None a line on terminals; or a
             function of a report.
         max_points: refuse more points than this: bounds take quadratic time.
@@ -170,6 +174,8 @@ def approximate(
         raise TypeError(f"prune must be True or False, got {prune!r}")
     pruning = prune if isinstance(prune, Pruning) else PRUNING if prune else NO_PRUNING
     shown = Progress(progress)
+    seconds = math.inf if time_limit is None else inputs.to_limit(time_limit, "time_limit")
+    end = time.monotonic() + seconds
 
     everything, weight = inputs.to_points(x, sample_weight)
     # Points of weight 0 are padding: they take no part, and get a label at the end.
@@ -182,7 +188,7 @@ def approximate(
     if certificate and guarantee:
         incumbent = answers.local(jax.random.fold_in(key, 1), n_starts)
         if not answers.prove(incumbent):
-            incumbent = answers.tight(incumbent, progress)
+            incumbent = answers.tight(incumbent, progress, end)
         if answers.prove(incumbent):
             return for_all_points(everything, present, answers.certified(incumbent), problem)
         proved = answers.proved
@@ -214,7 +220,7 @@ def approximate(
         source = all_subsets(setting, plan, pruning, known)
     else:
         source = repetitions(setting, plan, draws, limit, pruning, known)
-    found, finished = _enumerate(source, max(n_polish, N_KEPT), setting.offset, shown)
+    found, finished = _enumerate(source, max(n_polish, N_KEPT), setting.offset, shown, end)
     if found is None and not finished and incumbent is None:
         raise KeyboardInterrupt
     solution = answers.best(found, incumbent, n_polish, restricted=plan.algorithm != "abs")
@@ -256,7 +262,7 @@ class Candidates(NamedTuple):
 
 
 def _enumerate(
-    source: Source, n_best: int, offset: float, progress: Progress
+    source: Source, n_best: int, offset: float, progress: Progress, end: float
 ) -> tuple[Candidates | None, bool]:
     """Return the best candidates, and whether all have been looked at."""
     best, finished = None, False
@@ -264,7 +270,8 @@ def _enumerate(
         with CtrlC() as ctrl_c:
             for done, best in source.steps(n_best):
                 progress.update(done, source.total, float(best.cost[0]) - offset)
-                if ctrl_c.pressed and done < source.total:
+                stopped = ctrl_c.pressed or time.monotonic() >= end
+                if stopped and done < source.total:
                     raise KeyboardInterrupt
         finished = True
     except KeyboardInterrupt:
@@ -338,8 +345,8 @@ class Answers:
         )
         return dataclasses.replace(solution, guarantee=known)
 
-    def tight(self, solution: Solution, progress: ProgressOption) -> Solution:
-        """Return the solution, or a better one, with the tight certificate."""
+    def tight(self, solution: Solution, progress: ProgressOption, end: float) -> Solution:
+        """Return the solution, or a better one, with the tight certificate, by a time."""
         target, total = self.setting.target, self.setting.instance.total
         tolerance = target.eta
         if target.eps is not None:
@@ -348,8 +355,14 @@ class Answers:
             tolerance = on_scale * target.eps / (1 + target.eps) / total
         if not is_admissible(solution) or tolerance is None or not tolerance > 0:
             return solution
+        left = max(end - time.monotonic(), 0.0)
         known = certify(
-            self.setting.points, solution, tolerance=tolerance, progress=progress, **self.options
+            self.setting.points,
+            solution,
+            tolerance=tolerance,
+            time_limit=left if math.isfinite(left) else None,
+            progress=progress,
+            **self.options,
         )
         better, self.proved = known.better, dataclasses.replace(known, better=None)
         if better is not None:

@@ -143,13 +143,21 @@ def capacity_of(bucket: Bucket, work: float = 1.0) -> int:
 
 
 def chunks_of(
-    instances: Sequence[Instance | None], alike: bool, layout: Layout, work: float = 1.0
+    instances: Sequence[Instance | None],
+    alike: bool,
+    layout: Layout,
+    work: float = 1.0,
+    clusters: int = 0,
 ) -> list[Chunk]:
-    """Return instances cut into chunks, those with most work first; None is left out."""
+    """Return instances cut into chunks, those with most work first; None is left out.
+
+    `clusters` is how many all are made ready for, so that they share a program; by default each
+    for about as many as it has.
+    """
     buckets: dict[Bucket, list[int]] = {}
     for place, instance in enumerate(instances):
         if instance is not None:
-            bucket = bucket_of(len(instance.x), instance.k, alike)
+            bucket = bucket_of(len(instance.x), max(instance.k, clusters), alike)
             buckets.setdefault(bucket, []).append(place)
     chunks = []
     for bucket in sorted(buckets, key=lambda bucket: (bucket.n * bucket.k, bucket), reverse=True):

@@ -12,6 +12,7 @@ density is fitted, and so may take several clusters where a single one is not Ga
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -22,7 +23,14 @@ from jaxcmle.problem.objective import cost, point_costs
 from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem
 from jaxcmle.refine.tempered import free_energy
 
-__all__ = ["Criteria", "Criterion", "criteria", "left_out", "log_densities", "n_parameters"]
+__all__ = [
+    "Criteria",
+    "Criterion",
+    "criteria",
+    "criteria_of_many",
+    "log_densities",
+    "n_parameters",
+]
 
 Criterion = Literal["icl", "bic", "aic"]
 
@@ -54,13 +62,6 @@ def n_parameters(k: int, d: int, problem: Problem = CMLE()) -> int:
     return weights + k * d + variances
 
 
-def left_out(k: int, d: int, problem: Problem) -> float:
-    """Return the nats per point that the costs of a problem leave out of the log-likelihood."""
-    if isinstance(problem, WKM):
-        return d / 2 * math.log(math.pi / float(problem.beta))
-    return math.log(k) if isinstance(problem, UCMLE) else 0.0
-
-
 def log_densities(x: Any, mixture: Mixture, *, problem: Problem = CMLE()) -> Array:
     """Return the logarithm of the density of the mixture at every point, `[n]`.
 
@@ -71,11 +72,9 @@ def log_densities(x: Any, mixture: Mixture, *, problem: Problem = CMLE()) -> Arr
         >>> print(np.asarray(log_densities([[0.0], [2.0]], mixture)).round(3))
         [-1.612 -2.919]
     """
-    costs = point_costs(x, mixture, problem=problem)
-    # A logarithm of a sum of exponentials, none of which overflows; no cost is minus infinity.
+    costs = point_costs(x, _density(mixture, problem))
     least = costs.min(axis=1, keepdims=True)
-    inner = jnp.exp(jnp.where(jnp.isinf(costs), -jnp.inf, least - costs)).sum(axis=1)
-    return jnp.log(inner) - least[:, 0] - left_out(costs.shape[1], np.shape(x)[1], problem)
+    return jnp.log(jnp.exp(least - costs).sum(axis=1)) - least[:, 0]
 
 
 def criteria(
@@ -90,7 +89,7 @@ def criteria(
 
     Args:
         x: points `[n, d]`.
-        mixture: the model.
+        mixture: the model. Clusters of weight 0 count as parameters, too.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`. What its costs leave out is added.
         sample_weight: `[n]`, default ones.
         partition_cost: what the points cost under the labels that go with the mixture; by default
@@ -104,15 +103,61 @@ def criteria(
         >>> print(round(criteria(x, solution.mixture).icl, 2))
         23.83
     """
-    k, d = np.shape(mixture.means)
-    n = float(np.shape(x)[0] if sample_weight is None else np.sum(sample_weight, dtype=np.float64))
     if partition_cost is None:
         partition_cost = float(cost(x, mixture, problem=problem, sample_weight=sample_weight))
-    energy = float(free_energy(x, mixture, 1.0, problem=problem, sample_weight=sample_weight))
-    constant = n * left_out(k, d, problem)
-    p = n_parameters(k, d, problem)
-    return Criteria(
-        aic=2 * (energy + constant) + 2 * p,
-        bic=2 * (energy + constant) + p * math.log(n),
-        icl=2 * (partition_cost + constant) + p * math.log(n),
+    options: dict[str, Any] = {"problem": problem, "sample_weight": sample_weight}
+    return criteria_of_many(x, [mixture], partition_costs=[partition_cost], **options)[0]
+
+
+def criteria_of_many(
+    x: Any,
+    mixtures: Sequence[Mixture],
+    *,
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    partition_costs: Sequence[float],
+) -> list[Criteria]:
+    """Return what `criteria` does for mixtures with different numbers of clusters.
+
+    They are given the same number, by clusters of weight 0, and so share one program.
+    """
+    n = float(np.shape(x)[0] if sample_weight is None else np.sum(sample_weight, dtype=np.float64))
+    most = max(len(mixture.weights) for mixture in mixtures)
+    results = []
+    for mixture, partition_cost in zip(mixtures, partition_costs, strict=True):
+        k, d = np.shape(mixture.means)
+        padded = _padded(_density(mixture, problem), most)
+        likelihood = float(free_energy(x, padded, 1.0, sample_weight=sample_weight))
+        completed = partition_cost + n * _left_out(k, d, problem)
+        p = n_parameters(k, d, problem)
+        result = Criteria(
+            aic=2 * likelihood + 2 * p,
+            bic=2 * likelihood + p * math.log(n),
+            icl=2 * completed + p * math.log(n),
+        )
+        results.append(result)
+    return results
+
+
+def _density(mixture: Mixture, problem: Problem) -> Mixture:
+    """Return the mixture with what the problem fixes in its place: as a density it is a `CMLE`."""
+    parts = (mixture.weights, mixture.means, mixture.variances)
+    weights, means, variances = (jnp.asarray(part) for part in parts)
+    return problem.constrained(Mixture(weights=weights, means=means, variances=variances))
+
+
+def _padded(mixture: Mixture, k: int) -> Mixture:
+    """Return the mixture with clusters of weight 0 added."""
+    more = k - len(mixture.weights)
+    return Mixture(
+        weights=jnp.pad(mixture.weights, (0, more)),
+        means=jnp.pad(mixture.means, ((0, more), (0, 0)), mode="edge"),
+        variances=jnp.pad(mixture.variances, (0, more), mode="edge"),
     )
+
+
+def _left_out(k: int, d: int, problem: Problem) -> float:
+    """Return the nats per point that the costs of a problem leave out of the log-likelihood."""
+    if isinstance(problem, WKM):
+        return d / 2 * math.log(math.pi / np.asarray(problem.beta).item())
+    return math.log(k) if isinstance(problem, UCMLE) else 0.0

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
@@ -37,7 +38,7 @@ from jaxcmle.solve.progress import Progress, ProgressOption
 from jaxcmle.solve.searches import Task, search_all
 from jaxcmle.solve.sizes import default_min_size
 
-__all__ = ["ErrorOption", "fit_many"]
+__all__ = ["ErrorOption", "fit_many", "fit_numbers"]
 
 ErrorOption = Literal["status", "raise"]
 
@@ -115,7 +116,39 @@ def fit_many(
         raise_failures(instances.failures)
 
     setting = _Setting(problem, effort, floor, sizes, keys, layout_of(), certificate)
-    with Watch(shown, effort.seconds, b) as watch:
+    return _fit(instances, setting, shown)
+
+
+def fit_numbers(
+    x: Any,
+    numbers: list[int],
+    *,
+    key: Array,
+    problem: Problem,
+    sample_weight: Any,
+    effort: Effort,
+    min_size: float | None,
+    min_variance: float | None,
+    progress: Progress,
+) -> list[Solution]:
+    """Return the answers of `fit` for one instance and several numbers of clusters.
+
+    They share a program, that for the largest number: compiling one for each takes far longer than
+    the clusters that most of them do not have.
+    """
+    b = len(numbers)
+    weights = None if sample_weight is None else [sample_weight] * b
+    instances = to_instances([x] * b, numbers, weights)
+    sizes = _sizes(instances, [min_size] * b)
+    keys = jnp.stack([key] * b)
+    most = max((instance.k for instance in instances.each if instance is not None), default=0)
+    setting = _Setting(problem, effort, min_variance, sizes, keys, layout_of(), True, most)
+    return _fit(instances, setting, progress)
+
+
+def _fit(instances: Instances, setting: "_Setting", progress: Progress) -> Any:
+    effort, problem, floor = setting.effort, setting.problem, setting.min_variance
+    with Watch(progress, effort.seconds, len(instances.each)) as watch:
         parts = run_chunks(
             _cut(instances, setting),
             lambda chunk: _solve(chunk, setting, watch),
@@ -136,6 +169,7 @@ class _Setting(NamedTuple):
     keys: Array
     layout: Layout
     certificate: bool
+    clusters: int = 0
 
 
 def _sizes(instances: Instances, given: list[Any]) -> list[float]:
@@ -170,7 +204,8 @@ def _cut(instances: Instances, setting: _Setting) -> list[Chunk]:
         for i in large
         for chunk in chunks_of([instances.each[i]], instances.stacked, setting.layout)
     ]
-    return alone + chunks_of(small, instances.stacked, setting.layout)
+    rest = chunks_of(small, instances.stacked, setting.layout, clusters=setting.clusters)
+    return alone + rest
 
 
 def _solve(chunk: Chunk, setting: _Setting, watch: Watch) -> Part:
