@@ -7,6 +7,9 @@ answer can be.
 Axis letters, everywhere: `n` points, `d` features, `k` clusters, `m` candidates, `b` instances.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from jaxcmle.apps.saving import load, save
 from jaxcmle.candidates.plan import Plan
 from jaxcmle.candidates.planning import plan
 from jaxcmle.candidates.seeding import seed
@@ -43,7 +46,11 @@ from jaxcmle.solve.effort import Effort
 from jaxcmle.solve.fit import fit
 from jaxcmle.solve.many import fit_many
 from jaxcmle.solve.pieces import cem_many, lower_bound_many, score_many
+from jaxcmle.solve.select import Selection, SelectionTable, select
 from jaxcmle.solve.stability import Stability, stability
+
+if TYPE_CHECKING:
+    from jaxcmle.apps.estimator import HardGaussianMixture
 
 __version__ = "0.1.0"
 
@@ -53,10 +60,13 @@ __all__ = [
     "WKM",
     "Effort",
     "Guarantee",
+    "HardGaussianMixture",
     "InstanceReport",
     "Mixture",
     "Plan",
     "Problem",
+    "Selection",
+    "SelectionTable",
     "Solution",
     "Stability",
     "Status",
@@ -78,6 +88,7 @@ __all__ = [
     "fit_many",
     "free_energy",
     "is_balanced",
+    "load",
     "lower_bound",
     "lower_bound_many",
     "move_deltas",
@@ -86,12 +97,28 @@ __all__ = [
     "point_costs",
     "polish",
     "rescale",
+    "save",
     "score",
     "score_many",
     "seed",
+    "select",
     "stability",
     "upper_bound",
     "variance_floor",
     "with_certificate",
     "y_range",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the estimator when somebody asks: it imports scikit-learn, which takes a second."""
+    if name == "HardGaussianMixture":
+        from jaxcmle.apps.estimator import HardGaussianMixture
+
+        return HardGaussianMixture
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return all public names, also those that are not loaded yet."""
+    return sorted({*globals(), *__all__})

@@ -222,7 +222,9 @@ def _add_data(
         "--columns", metavar="LIST", help="names, numbers from 1, ranges as 2-5; default: all"
     )
     group.add_argument("--exclude", metavar="LIST", help="columns to leave out")
-    group.add_argument("--weights", metavar="COLUMN", help="the column with weights of the rows")
+    group.add_argument(
+        "--weight-column", metavar="COLUMN", help="the column with weights of the rows"
+    )
     group.add_argument("--array", metavar="NAME", help="which array of an NPZ file")
     group.add_argument(
         "--drop-missing", action="store_true", help="leave out rows with missing values"

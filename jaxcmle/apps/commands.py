@@ -314,7 +314,7 @@ def _read_table(options: argparse.Namespace, expected: list[str] | None) -> Tabl
         "delimiter": options.delimiter,
         "header": options.header,
         "exclude": options.exclude,
-        "weight_column": options.weights,
+        "weight_column": options.weight_column,
         "array": options.array,
         "drop_missing": options.drop_missing,
     }

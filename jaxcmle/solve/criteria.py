@@ -121,7 +121,9 @@ def criteria_of_many(
 
     They are given the same number, by clusters of weight 0, and so share one program.
     """
-    n = float(np.shape(x)[0] if sample_weight is None else np.sum(sample_weight, dtype=np.float64))
+    n = float(np.shape(x)[0])
+    if sample_weight is not None:
+        n = np.asarray(sample_weight).sum(dtype=np.float64).item()
     most = max(len(mixture.weights) for mixture in mixtures)
     results = []
     for mixture, partition_cost in zip(mixtures, partition_costs, strict=True):

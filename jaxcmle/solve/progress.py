@@ -30,6 +30,9 @@ class Report(NamedTuple):
     gap: float | None = None
 
 
+# Characters of a full bar.
+BAR = 20
+
 ProgressOption = bool | Callable[[Report], Any] | None
 
 
@@ -78,7 +81,9 @@ class Progress:
 
 def _line(report: Report, unit: str) -> str:
     if report.total:
-        how_far = f"{report.done / report.total:6.1%} of {_short(report.total)} {unit}"
+        share = min(report.done / report.total, 1.0)
+        bar = "#" * int(BAR * share)
+        how_far = f"[{bar:<{BAR}}] {share:6.1%} of {_short(report.total)} {unit}"
     else:
         how_far = f"{_short(report.done)} {unit}"
     line = f"{how_far}, {_short(report.rate)}/s"
