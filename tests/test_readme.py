@@ -3,10 +3,15 @@
 import contextlib
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from jaxcmle.apps.exits import Exit
 
 PRECISIONS = ("float32",)
 ROOT = Path(__file__).parent.parent
@@ -18,8 +23,10 @@ def blocks():
     return re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_examples_print_what_is_shown():
+def test_the_python_examples_print_what_is_shown(tmp_path, monkeypatch):
     """Run one after the other, as a reader would; each is followed by its output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     namespace = {}
     found = blocks()
     examples = [i for i, (language, _) in enumerate(found) if language == "python"]
@@ -35,13 +42,39 @@ def test_the_python_examples_print_what_is_shown():
 
 @pytest.mark.parametrize(
     ("marker", "ending"),
-    [("main command", "-m jaxcmle demo"), ("test command", "-m pytest -q")],
+    [("main command", ".venv/bin/jaxcmle demo"), ("test command", "-m pytest -q")],
 )
 def test_the_two_commands_set_everything_up(marker, ending):
     command = re.search(rf"<!-- {marker} -->\n```bash\n(.*)\n```", README).group(1)
     assert command.startswith("python3 -m venv .venv && .venv/bin/python -m pip install")
     assert command.endswith(ending)
     assert marker != "test command" or marker in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_command_line_prints_what_is_shown(tmp_path):
+    """The program that pip has installed, in an empty folder."""
+    commands, expected = re.search(
+        r"<!-- command line -->\n```bash\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL
+    ).groups()
+    scripts = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    options = {"cwd": tmp_path, "env": environment, "timeout": 300, "check": False}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands], capture_output=True, text=True, **options
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout == expected
+
+
+def test_the_exit_codes_are_those_of_the_program():
+    words = " ".join(README.split())
+    for code in Exit:
+        assert re.search(rf"[:;] {code.value} \w", words), code
 
 
 def test_the_measured_ranges_are_those_of_the_committed_results():

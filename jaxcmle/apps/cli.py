@@ -180,6 +180,8 @@ def _parser() -> argparse.ArgumentParser:
         help=".png or .svg; default jaxcmle-demo.png, if matplotlib is there",
     )
 
+    demo.add_argument("--save-data", metavar="FILE", help="only write the data, as CSV")
+
     info = command("info", "show devices, versions and the compilation cache")
     info.add_argument("--clear-cache", action="store_true", help="remove the compiled programs")
     return parser

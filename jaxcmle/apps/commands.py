@@ -323,11 +323,8 @@ def _read_table(options: argparse.Namespace, expected: list[str] | None) -> Tabl
         return read_table(options.data, columns=options.columns, **given)
     try:
         return read_table(options.data, columns=expected, **given)
-    except DataError as error:
-        try:
-            table = read_table(options.data, **given)
-        except DataError:
-            raise error from None
+    except DataError:
+        table = read_table(options.data, **given)
         if table.names is not None:
             raise
         return table

@@ -147,14 +147,14 @@ class ClassNamePrefixFeaturesOutMixin:
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return a name for every column: that of the class, in lower case, and a number."""
-        check_is_fitted(self)
+        check_is_fitted(self, "_n_features_out")
         prefix = type(self).__name__.lower()
         return np.asarray([f"{prefix}{i}" for i in range(self._n_features_out)], dtype=object)
 
 
-def check_is_fitted(estimator: Any) -> None:
-    """Raise unless `fit` has set something."""
-    if not any(name.endswith("_") and not name.startswith("__") for name in vars(estimator)):
+def check_is_fitted(estimator: Any, attribute: str) -> None:
+    """Raise unless `fit` has set the attribute."""
+    if not hasattr(estimator, attribute):
         raise NotFittedError(
             f"This {type(estimator).__name__} instance is not fitted yet: call fit first"
         )
@@ -168,7 +168,8 @@ def validate_data(estimator: Any, X: Any, *, dtype: list[Any], reset: bool = Tru
     names = _feature_names(X)
     array = inputs.to_array(X, "X")
     array = np.asarray(array, array.dtype if array.dtype in dtype else dtype[0])
-    inputs.to_points(array)
+    with jax.enable_x64(True):
+        inputs.to_points(array)
     if reset:
         estimator.n_features_in_ = array.shape[1]
         vars(estimator).pop("feature_names_in_", None)

@@ -9,7 +9,8 @@ import numpy as np
 
 import jaxcmle as jc
 from jaxcmle.apps import plotting
-from jaxcmle.apps.datasets import Iris, load_iris
+from jaxcmle.apps.datasets import Iris, load_iris, save_iris
+from jaxcmle.apps.exits import Exit
 from jaxcmle.apps.outputs import axes, check_outputs, print_result, write
 from jaxcmle.apps.reports import cluster_lines, result_lines, solution_record
 
@@ -20,7 +21,10 @@ TIME_LIMIT = 30.0
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Cluster iris with a guarantee."""
+    """Cluster iris with a guarantee; or hand out the data, for other commands to try."""
+    if options.save_data is not None:
+        write(options.save_data, save_iris)
+        return Exit.DONE
     # By default there is a picture if there can be one.
     drawable = importlib.util.find_spec("matplotlib") is not None
     picture = options.picture or ("jaxcmle-demo.png" if drawable else None)
@@ -71,7 +75,7 @@ def demo(options: argparse.Namespace) -> int:
         "picture": picture,
     }
     print_result(options, lines, record)
-    return 0
+    return Exit.DONE
 
 
 def _species(iris: Iris, members: np.ndarray) -> str:

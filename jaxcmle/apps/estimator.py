@@ -7,26 +7,24 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
 from jaxcmle import numerics
 from jaxcmle.apps.contract import settings, to_key, to_numpy, to_problem
-from jaxcmle.candidates.seeding import seed
+from jaxcmle.apps.starts import Data, possible_clusters
 from jaxcmle.problem import inputs
-from jaxcmle.problem.objective import assign, estimate, point_costs
+from jaxcmle.problem.objective import assign, point_costs
 from jaxcmle.problem.types import Mixture, Problem, Solution, Status
 from jaxcmle.proof.certify import certify
 from jaxcmle.refine.cem import cem_restarts, least_variance
 from jaxcmle.solve.criteria import Criteria, criteria, log_densities
-from jaxcmle.solve.effort import EFFORTS, Effort, EffortName, to_effort
+from jaxcmle.solve.effort import EFFORTS, Effort, to_effort
 from jaxcmle.solve.fit import fit
-from jaxcmle.solve.sizes import default_min_size
 
 try:
     from sklearn.base import (
@@ -118,9 +116,9 @@ class HardGaussianMixture(
         feature_names_in_: their names, if `fit` was given a table whose columns have names.
 
     Example:
-        >>> from jaxcmle.apps.estimator import HardGaussianMixture
+        >>> import jaxcmle as jc
         >>> X = [[0.0], [2.0], [9.0], [11.0], [20.0], [22.0]]
-        >>> model = HardGaussianMixture(n_clusters=3, effort="quick").fit(X)
+        >>> model = jc.HardGaussianMixture(n_clusters=3, effort="quick").fit(X)
         >>> model.labels_.tolist(), model.means_[:, 0].tolist()
         ([0, 0, 1, 1, 2, 2], [1.0, 10.0, 21.0])
         >>> model.predict([[3.0], [18.0]]).tolist()
@@ -133,7 +131,7 @@ class HardGaussianMixture(
         *,
         # A name, as scikit-learn wants defaults to be plain values.
         problem: str | Problem = "cmle",
-        effort: EffortName | str | Effort = "default",
+        effort: str | Effort = "default",
         n_init: int | None = None,
         init: Any = None,
         min_size: float | None = None,
@@ -162,13 +160,14 @@ class HardGaussianMixture(
         self.time_limit = time_limit
         self.device = device
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HardGaussianMixture":
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Cluster the points.
 
         Args:
             X: points `[n, d]`.
             y: ignored.
-            sample_weight: `[n]`, default ones. A weight of 2 is as good as a point given twice.
+            sample_weight: `[n]`, default ones. A weight of 2 is as good as a point given twice
+                (which a minimum size could part).
 
         Returns:
             The estimator. A `ConvergenceWarning` says if the clusters are smaller than asked for,
@@ -181,8 +180,12 @@ class HardGaussianMixture(
         local = isinstance(self.effort, str) and self.effort == "local"
         with settings(X.dtype, self.device):
             points, weight = inputs.to_points(X, sample_weight)
-            k = _possible(inputs.to_n_clusters(self.n_clusters, len(points)), points, weight)
-            data = _Data(points, weight, k, problem)
+            wanted = inputs.to_n_clusters(self.n_clusters, len(points))
+            k = possible_clusters(wanted, points, weight)
+            if k < wanted:
+                message = f"X has only {k} distinct points: there will be as many clusters, not "
+                warnings.warn(f"{message}{wanted}", ConvergenceWarning, stacklevel=2)
+            data = Data(points, weight, k, problem)
             start = self._start(data)
             solution = to_numpy((self._climb if local else self._search)(data, key, start))
 
@@ -294,7 +297,7 @@ class HardGaussianMixture(
         Returns:
             Points `[n_samples, d]` and their labels.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "solution_")
         count = inputs.to_whole(n_samples, "n_samples")
         generator = np.random.default_rng(
             np.asarray(jax.random.key_data(to_key(self.random_state))).tolist()
@@ -316,7 +319,7 @@ class HardGaussianMixture(
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
-    def _search(self, data: "_Data", key: Array, start: Any) -> Solution:
+    def _search(self, data: Data, key: Array, start: Any) -> Solution:
         """Search globally."""
         if isinstance(self.effort, str) and self.effort not in EFFORTS:
             raise ValueError(
@@ -340,9 +343,10 @@ class HardGaussianMixture(
             progress=bool(self.verbose),
         )
 
-    def _climb(self, data: "_Data", key: Array, start: Any) -> Solution:
+    def _climb(self, data: Data, key: Array, start: Any) -> Solution:
         """Run Classification EM from every start, and return the best admissible end."""
         min_size = data.least_size(self.min_size)
+        floor = partial(_floor, data, self.min_variance)
         count = LOCAL_STARTS if self.n_init is None else inputs.to_whole(self.n_init, "n_init")
         limit = LOCAL_ITERATIONS if self.max_iter is None else self.max_iter
         options: dict[str, Any] = {
@@ -352,14 +356,14 @@ class HardGaussianMixture(
         }
         solution = cem_restarts(
             data.points,
-            data.drawn(key, count) if start is None else data.stack(start, self.min_variance),
+            data.drawn(key, count) if start is None else data.stack(start, floor),
             max_iter=inputs.to_whole(limit, "max_iter"),
             min_variance=self.min_variance,
             **options,
         )
         if not self.certify or min_size <= 0:
             return solution
-        options["min_variance"] = data.floor(self.min_variance)
+        options["min_variance"] = floor()
         options.update(time_limit=self.time_limit, progress=bool(self.verbose))
         guarantee = certify(data.points, solution, **options)
         if guarantee.better is None:
@@ -367,7 +371,7 @@ class HardGaussianMixture(
         # As `fit` does it: what the proof came across is the answer.
         return dataclasses.replace(guarantee.better, n_iter=solution.n_iter)
 
-    def _start(self, data: "_Data") -> Any:
+    def _start(self, data: Data) -> Any:
         """Return what is known to begin with, means made into a mixture."""
         shape = (data.k, data.points.shape[1])
         if self.warm_start and hasattr(self, "means_") and self.means_.shape == shape:
@@ -383,7 +387,7 @@ class HardGaussianMixture(
 
     def _evaluate(self, function: Callable[..., Any], X: Any, **options: Any) -> Any:
         """Return a function of points and the mixture, as NumPy arrays."""
-        check_is_fitted(self)
+        check_is_fitted(self, "solution_")
         X = validate_data(self, X, dtype=DTYPES, reset=False)
         with settings(X.dtype, self.device):
             problem = to_problem(self.problem)
@@ -406,74 +410,9 @@ class HardGaussianMixture(
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
-class _Data(NamedTuple):
-    """What is to be clustered."""
-
-    points: Array
-    weight: Array | None
-    k: int
-    problem: Problem
-
-    def least_size(self, min_size: Any) -> float:
-        """Return the least weight of a cluster, by default that of a search."""
-        total = len(self.points) if self.weight is None else float(self.weight.sum())
-        whole = self.weight is None or bool((self.weight == self.weight.round()).all())
-        size = default_min_size(total, whole, self.k)
-        if min_size is not None:
-            size = inputs.to_limit(min_size, "min_size")
-        inputs.check_partition_exists(self.k, size, total)
-        return size
-
-    def floor(self, min_variance: Any) -> float:
-        """Return the floor under variances, by default the rounding error."""
-        return float(least_variance(numerics.prepare(self.points, self.weight), min_variance))
-
-    def drawn(self, key: Array, count: int) -> Mixture:
-        """Return a stack of mixtures by k-means++. The first do not depend on how many follow."""
-        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(count))
-        return jax.vmap(lambda key: seed(key, self.points, self.k, sample_weight=self.weight))(keys)
-
-    def around(self, means: Any) -> Mixture:
-        """Return a mixture to start from, with these means, that assigns to the nearest."""
-        shape = (self.k, self.points.shape[1])
-        array = inputs.to_array(means, "init")
-        if array.shape != shape:
-            raise ValueError(f"init must hold means [k, d], {shape}, got {array.shape}")
-        variance = self.points.var(axis=0).mean()
-        return Mixture(
-            weights=jnp.full(self.k, 1 / self.k, self.points.dtype),
-            means=array,
-            variances=jnp.full(self.k, jnp.where(variance > 0, variance, 1)),
-        )
-
-    def stack(self, start: Any, min_variance: Any) -> Mixture:
-        """Return a stack of mixtures from what is known to begin with."""
-        if isinstance(start, Solution):
-            start = start.mixture
-        if not isinstance(start, Mixture):
-            options: Any = {"problem": self.problem, "sample_weight": self.weight}
-            floor = self.floor(min_variance)
-            start = estimate(self.points, start, self.k, min_variance=floor, **options)
-        if np.ndim(start.weights) == 1:
-            parts: Any = {name: np.asarray(part)[None] for name, part in vars(start).items()}
-            start = Mixture(**parts)
-        k = np.shape(start.weights)[-1]
-        if k != self.k:
-            raise ValueError(f"init has {k} clusters, and n_clusters is {self.k}")
-        return start
-
-
-def _possible(k: int, points: Array, weight: Array | None) -> int:
-    """Return the number of clusters, and a warning if there are fewer points to tell apart."""
-    try:
-        inputs.check_enough_points(points, weight, k)
-    except ValueError:
-        present = points if weight is None else points[weight > 0]
-        distinct = len(np.unique(np.asarray(present), axis=0))
-        message = f"X has only {distinct} distinct points: there will be as many clusters, not {k}"
-        warnings.warn(message, ConvergenceWarning, stacklevel=3)
-        return distinct
-    return k
+def _floor(data: Data, min_variance: Any) -> float:
+    """Return the floor under variances, by default the rounding error."""
+    return float(least_variance(numerics.prepare(data.points, data.weight), min_variance))
 
 
 def _posterior(x: Any, mixture: Mixture, *, problem: Problem) -> Array:

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import sys
+import warnings
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,6 @@ import numpy as np
 
 __all__ = ["cache_folder", "clear_cache", "describe", "needs_double", "set_up_cache", "use_device"]
 
-# Programs that took less time to compile are not worth a file.
-LEAST_SECONDS = 0.2
 # What rounding to float32 may change, in standard deviations of a column.
 TOLERABLE = 1e-5
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
@@ -34,9 +33,12 @@ def set_up_cache() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
+    # A damaged file, as after a crash, or a full disk: it is compiled anew, and nobody need know.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
+        # The many small programs, too: together they take as long as the large ones.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def clear_cache() -> int:

@@ -1,23 +1,28 @@
 """The data files of the command line."""
 
-import csv
 import dataclasses
-import difflib
 import errno
 import gzip
 import io
 import os
-import re
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from jaxcmle.apps.text import Choice, Columns, DataError, read_text, shortened, shown
+from jaxcmle.apps.columns import (
+    Choice,
+    Choose,
+    Columns,
+    DataError,
+    choose_columns,
+    shortened,
+    shown,
+)
+from jaxcmle.apps.text import read_text
 
 __all__ = ["DataError", "Table", "read_table"]
 
@@ -26,10 +31,6 @@ SUFFIXES = {".txt": "csv", ".dat": "csv", **{f".{kind}": kind for kind in KINDS}
 MAGIC = {b"\x93NUMPY": "npy", b"PK": "npz", b"PAR1": "parquet"}
 # What an archive of NumPy calls its points, if it has several arrays of two dimensions.
 ARRAYS = ("x", "X", "data")
-# Nine digits, since `int` refuses thousands of them.
-NUMBER = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-
-Choose = Callable[[Columns], Choice]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,9 @@ def read_table(
     name = "standard input" if source == "-" else _short(os.fspath(source))
 
     def pick(available: Columns) -> Choice:
-        return _choose(name, available, wanted=columns, unwanted=exclude, weight=weight_column)
+        return choose_columns(
+            name, available, wanted=columns, unwanted=exclude, weight=weight_column
+        )
 
     with _open(source, name, stdin) as stream:
         kind = _kind(stream, source, name, kind)
@@ -182,91 +185,6 @@ def _kind(stream: BinaryIO, source: str | os.PathLike[str], name: str, kind: str
     suffix = PurePath(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
     content = next((MAGIC[magic] for magic in MAGIC if start.startswith(magic)), "csv")
     return kind or SUFFIXES.get(suffix.lower(), content)
-
-
-def _choose(
-    name: str,
-    columns: Columns,
-    *,
-    wanted: str | Sequence[str | int] | None = None,
-    unwanted: str | Sequence[str | int] | None = None,
-    weight: str | int | None = None,
-) -> Choice:
-    """Choose columns by names, by numbers from 1 and by ranges of numbers."""
-    features = list(range(columns.width))
-    if wanted is not None:
-        features = _find_all(name, columns, wanted, "--columns")
-        column, times = Counter(features).most_common(1)[0]
-        if times > 1:
-            raise DataError(f"{name}: --columns has {columns.place(column)} more than once")
-    left_out = set() if unwanted is None else set(_find_all(name, columns, unwanted, "--exclude"))
-    place = None
-    if weight is not None:
-        found = _find(name, columns, weight, "--weight-column")
-        if len(found) > 1:
-            raise DataError(f"{name}: --weight-column {shown(weight)} is more than one column")
-        place = found[0]
-        left_out.add(place)
-    features = [column for column in features if column not in left_out]
-    if not features:
-        raise DataError(
-            f"{name}: none of the {columns.width} columns is left for the points; "
-            "change --columns, --exclude or --weight-column"
-        )
-    return Choice(features, place)
-
-
-def _find_all(
-    name: str, columns: Columns, entries: str | Sequence[str | int], option: str
-) -> list[int]:
-    if isinstance(entries, str):
-        # Quotes, as in the file, keep together a name that has a comma in it.
-        try:
-            parts = next(csv.reader([entries], skipinitialspace=True), [])
-        except csv.Error:
-            raise DataError(f"{name}: {option} {shown(entries)} is no list of columns") from None
-        entries = [part.strip() for part in parts if part.strip()]
-    found = [column for entry in entries for column in _find(name, columns, entry, option)]
-    if not found and option == "--columns":
-        raise DataError(f"{name}: --columns names no column")
-    return found
-
-
-def _find(name: str, columns: Columns, entry: str | int, option: str) -> list[int]:
-    """Return the columns that one entry stands for."""
-    names = columns.names or []
-    asked = f"{name}: {option} {shown(entry)}"
-    if isinstance(entry, str) and entry in names:
-        found = [column for column, other in enumerate(names) if other == entry]
-        if len(found) > 1:
-            numbers = " and ".join(str(column + 1) for column in found[:3])
-            raise DataError(f"{asked} is the name of columns {numbers}; choose by number")
-        return found
-    match = NUMBER.fullmatch(str(entry))
-    if match is None:
-        if columns.names is None:
-            raise DataError(
-                f"{asked} is no column: the columns have no names; choose by number, 1 to "
-                f"{columns.width}"
-            )
-        raise DataError(f"{asked} is no column; there are {_listed(str(entry), names)}")
-    first = int(match[1])
-    last = int(match[2] or first)
-    if not 1 <= first <= last <= columns.width:
-        raise DataError(f"{asked} is no column; their numbers are 1 to {columns.width}")
-    return list(range(first - 1, last))
-
-
-def _listed(wanted: str, names: Sequence[str]) -> str:
-    """Return names as a list that is not too long, those like the one that is wanted first."""
-
-    def unlikeness(name: str) -> float:
-        matcher = difflib.SequenceMatcher(None, wanted.casefold(), name.casefold()[:50])
-        return min(-matcher.ratio(), -0.6)
-
-    # Comparing takes its time, and a table may have very many columns.
-    words = [shown(name) for name in sorted(names[:1000], key=unlikeness)]
-    return shortened(", ".join(words), 140)
 
 
 def _read_numpy(

@@ -8,19 +8,17 @@ import contextlib
 import csv
 import io
 import re
-import shlex
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Choice", "Columns", "DataError", "TextTable", "read_text", "shortened", "shown"]
+from jaxcmle.apps.columns import Choice, Choose, Columns, DataError, shown, telling_columns
 
-LONGEST_MESSAGE = 300
-LONGEST_LIST = 70
+__all__ = ["TextTable", "read_text"]
 
 # Rows that tell the delimiter, and which columns hold text.
 SAMPLE = 200
@@ -40,78 +38,6 @@ NUMERIC = re.compile(r"\s*[-+.]?[0-9]")
 SPACED_CELL = re.compile(r'"([^"]*)"|(\S+)')
 
 
-class DataError(ValueError):
-    """What is wrong with a data file, where, and what to do: one line for the command line."""
-
-    def __init__(self, message: str) -> None:
-        """Keep the message to one line of at most 300 characters that can be printed."""
-        line = "".join(letter if letter.isprintable() else "?" for letter in message)
-        super().__init__(shortened(line, LONGEST_MESSAGE))
-
-
-class Columns(NamedTuple):
-    """The columns of a file.
-
-    Attributes:
-        width: how many there are.
-        names: what they are called, or None.
-    """
-
-    width: int
-    names: list[str] | None
-
-    def place(self, column: int) -> str:
-        """Return the number of a column and its name, if it has one of its own."""
-        number = f"column {column + 1}"
-        if self.names is None or self.names[column] == number:
-            return number
-        return f"{number} ({shown(self.names[column])})"
-
-    def name(self, column: int) -> str:
-        """Return the name of a column, or its number."""
-        number = f"column {column + 1}"
-        if self.names is None or self.names[column] == number:
-            return number
-        return f"column {shown(self.names[column])}"
-
-    def option(self, columns: Iterable[int]) -> str:
-        """Return what a person types to choose the columns."""
-        words: list[str] = []
-        for column in columns:
-            name = "" if self.names is None else self.names[column]
-            # A name that we or the shell could misread is harder to type than its number.
-            plain = re.fullmatch(r"[^\W\d][\w. -]*", name) and (self.names or []).count(name) == 1
-            words.append(name if plain else str(column + 1))
-            if len(",".join(words)) > LONGEST_LIST:
-                return ",".join([*words[:-1], "..."])
-        return shlex.quote(",".join(words))
-
-    def advice(self, numbers: list[int], words: list[int]) -> str:
-        """Return how to choose the columns that hold numbers."""
-        these = "this" if len(words) == 1 else "these"
-        exclude = f"leave {these} out with --exclude {self.option(words)}"
-        if not numbers:
-            return f"; {exclude}"
-        return f"; choose the columns with --columns {self.option(numbers)} or {exclude}"
-
-
-class Choice(NamedTuple):
-    """Which columns are wanted, by index.
-
-    Attributes:
-        features: those of the points.
-        weight: the one of their weights, or None.
-    """
-
-    features: list[int]
-    weight: int | None
-
-    @property
-    def all(self) -> list[int]:
-        """The features, then the weight."""
-        return self.features if self.weight is None else [*self.features, self.weight]
-
-
 class TextTable(NamedTuple):
     """What a text holds.
 
@@ -128,20 +54,10 @@ class TextTable(NamedTuple):
     line: Callable[[int], int]
 
 
-def shortened(text: str, longest: int) -> str:
-    """Cut a text that is too long, and show that it was cut."""
-    return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def shown(value: object) -> str:
-    """Return a value from the file as a message shows it."""
-    return repr(shortened(str(value), 30))
-
-
 def read_text(
     data: bytes,
     name: str,
-    choose: Callable[[Columns], Choice],
+    choose: Choose,
     *,
     delimiter: str | None = None,
     header: bool | None = None,
@@ -159,7 +75,8 @@ def read_text(
         The columns that were chosen, as float64.
 
     Example:
-        >>> from jaxcmle.apps.text import Choice, read_text
+        >>> from jaxcmle.apps.columns import Choice
+        >>> from jaxcmle.apps.text import read_text
         >>> read_text(b"a,b\n1,NA\n", "data.csv", lambda columns: Choice([0, 1], None)).values
         array([[ 1., nan]])
     """
@@ -274,11 +191,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        text: _Text,
-        delimiter: str | None,
-        header: bool | None,
-        choose: Callable[[Columns], Choice],
+        cls, text: _Text, delimiter: str | None, header: bool | None, choose: Choose
     ) -> "_Layout":
         """Look at the first two rows."""
         rows = list(islice(text.records(delimiter), 2))
@@ -289,7 +202,7 @@ class _Layout(NamedTuple):
         names = [cell.strip() or f"column {number}" for number, cell in enumerate(first, start=1)]
         named, unnamed = Columns(len(first), names), Columns(len(first), None)
         if header is None:
-            columns = _telling(named, unnamed, choose)
+            columns = telling_columns(named, unnamed, choose)
             header = columns is None or _names(first, second, columns, delimiter)
         if not header:
             return cls(delimiter, unnamed, choose(unnamed), 0)
@@ -368,21 +281,6 @@ def _better_delimiter(text: _Text, delimiter: str | None) -> str:
             word, option = words.get(other, (f"'{other}'", f"'{other}'"))
             return f"; is the delimiter {word}? try --delimiter {option}"
     return ""
-
-
-def _telling(
-    named: Columns, unnamed: Columns, choose: Callable[[Columns], Choice]
-) -> list[int] | None:
-    """Return the columns that tell whether there is a header; None if there must be one."""
-    try:
-        chosen = choose(named).all
-    except DataError:
-        return list(range(named.width))
-    try:
-        # A number may be a name: what it means without a header counts too.
-        return [*chosen, *choose(unnamed).all]
-    except DataError:
-        return None
 
 
 def _names(

@@ -103,8 +103,9 @@ def certify(
 @contextlib.contextmanager
 def _double_precision() -> Iterator[None]:
     """Compute in float64: on the default device, or on the host if that only pretends to."""
+    chosen: Any = jax.config.values["jax_default_device"]
     trusted = jax.default_backend() in ("cpu", "gpu", "cuda", "rocm")
-    device = None if trusted else jax.local_devices(backend="cpu")[0]
+    device = chosen if trusted else jax.local_devices(backend="cpu")[0]
     with jax.enable_x64(True), jax.default_device(device):
         yield
 
