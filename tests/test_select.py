@@ -143,13 +143,22 @@ def test_huge_offsets_change_nothing(mixtures):
     np.testing.assert_allclose(far.icl[near.best], near.icl[near.best], rtol=1e-4)
 
 
-def test_many_points_take_another_way(mixtures, monkeypatch):
-    """More than share a program go through `fit` one by one."""
+@pytest.mark.parametrize("problem", [jc.CMLE(), jc.UCMLE()])
+@pytest.mark.parametrize("sample", [8192, 160])
+def test_many_points_take_another_way(mixtures, monkeypatch, problem, sample):
+    """They go through `fit` one by one, by programs for the largest number, also on a sample."""
     monkeypatch.setattr(many, "MOST_POINTS", 100)
-    x, true = mixtures[6]
-    solution, table = jc.select(x, [1, true], effort="quick")
+    effort = jc.Effort(rounds=4, patience=2, restarts=1, population=4, sample=sample)
+    x, true = next(one for one in mixtures if one[1] == 3)
+    solution, table = jc.select(x, [1, true, MOST], effort=effort, problem=problem)
+    assert table.n_clusters.tolist() == [1, true, MOST]
+    assert (table.status == jc.Status.CONVERGED).all()
     assert len(solution.mixture.weights) == true
-    assert table.n_clusters.tolist() == [1, true]
+    alone = jc.fit(x, true, effort=effort, problem=problem)
+    assert (np.asarray(alone.labels) == solution.labels).all()
+    for name in ("weights", "means", "variances"):
+        wanted = getattr(alone.mixture, name)
+        np.testing.assert_allclose(getattr(solution.mixture, name), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_time_limit_is_kept():

@@ -31,7 +31,7 @@ from jaxcmle.solve.population import make_starts, numbered, outcome, workspace
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 from jaxcmle.solve.sizes import default_min_size
 
-__all__ = ["fit"]
+__all__ = ["fit", "fit_in_places"]
 
 # Up to so many points the lower bound takes less time than the search.
 MOST_CERTIFIED = 4096
@@ -118,28 +118,43 @@ def fit(
     inputs.check_enough_points(points, weight, k)
     limits = _limits(points, weight, k, min_size, min_variance)
     known = _known_labels(init, everything, present, points, k, problem)
-    instance = _Instance(points, weight, k, problem, limits)
-
-    with CtrlC() as watch.ctrl_c:
-        try:
-            if len(points) <= effort.sample or k == 1:
-                solution = _fit_all(instance, effort, key, known, watch)
-            else:
-                solution = _fit_sample(instance, effort, key, known, watch)
-        finally:
-            watch.progress.close()
+    instance = _Instance(points, weight, k, k, problem, limits)
+    solution = _fit(instance, effort, key, known, watch)
     if certify and limits.min_size > 0 and not watch.ctrl_c.pressed:
         solution = for_all_points(everything, present, solution, problem)
         return _proved(x, sample_weight, instance, solution, watch, progress)
     return for_all_points(everything, present, _certified(instance, solution), problem)
 
 
+def fit_in_places(
+    x: Any,
+    weight: Any,
+    k: int,
+    places: int,
+    *,
+    key: Array,
+    problem: Problem,
+    effort: Effort,
+    limits: Limits,
+) -> Solution:
+    """Return what `fit` does, silently, by programs for as many clusters as there are places.
+
+    So that searches for different numbers of clusters share them. For input that has been checked.
+    """
+    everything, weight = inputs.to_points(x, weight)
+    points, weight, present = inputs.without_padding(everything, weight)
+    instance = _Instance(points, weight, k, places if k > 1 else 1, problem, limits)
+    solution = _fit(instance, effort, key, None, _Watch(Progress(False), effort))
+    return for_all_points(everything, present, _certified(instance, solution), problem)
+
+
 class _Instance(NamedTuple):
-    """What is to be solved; no point has weight 0."""
+    """What is to be solved; no point has weight 0. Programs are for `places` clusters."""
 
     points: Array
     weight: Array | None
     k: int
+    places: int
     problem: Problem
     limits: Limits
 
@@ -207,6 +222,18 @@ def _known_labels(
     return labels if present is None else labels[present]
 
 
+def _fit(
+    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: "_Watch"
+) -> Solution:
+    """Search on all points, or on a sample."""
+    few = len(instance.points) <= effort.sample or instance.k == 1
+    with CtrlC() as watch.ctrl_c:
+        try:
+            return (_fit_all if few else _fit_sample)(instance, effort, key, known, watch)
+        finally:
+            watch.progress.close()
+
+
 def _fit_all(
     instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
 ) -> Solution:
@@ -221,7 +248,15 @@ def _fit_all(
         labels = _lengthened(known, space)
         given = outcome(space, labels, problem, int(done.status), done.rounds, 0)
         solution = min(solution, given, key=_order)
-    return dataclasses.replace(solution, labels=solution.labels[:n])
+    mixture = _without_places(solution.mixture, instance.k, problem)
+    return dataclasses.replace(solution, mixture=mixture, labels=solution.labels[:n])
+
+
+def _without_places(mixture: Mixture, k: int, problem: Problem) -> Mixture:
+    """Return a mixture, or a stack, without the clusters that do not exist, which are last."""
+    weights, variances = mixture.weights[..., :k], mixture.variances[..., :k]
+    means = mixture.means[..., :k, :]
+    return problem.constrained(Mixture(weights=weights, means=means, variances=variances))
 
 
 class _Done(NamedTuple):
@@ -237,9 +272,9 @@ def _search(
     instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
 ) -> _Done:
     """Run rounds until nothing improves; at least one."""
-    _, _, k, problem, limits = instance
+    _, _, k, places, problem, limits = instance
     x, weight = padded(instance.points, instance.weight)
-    space = workspace(x, weight, jnp.ones(k, bool), limits, problem)
+    space = workspace(x, weight, jnp.arange(places) < k, limits, problem)
     if known is not None:
         known = _lengthened(known, space)
     pace = pace_of(effort)
@@ -267,7 +302,7 @@ def _fit_sample(
     instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
 ) -> Solution:
     """Search on a sample, and refine the best that comes of it on all points."""
-    points, weight, k, problem, limits = instance
+    points, weight, k, places, problem, limits = instance
     sample_key, search_key = jax.random.split(key)
     size = max(effort.sample, 32 * k)
     drawn = _sample(sample_key, points, weight, size)
@@ -275,11 +310,13 @@ def _fit_sample(
         points=drawn.x + drawn.shift,
         weight=drawn.weight,
         k=k,
+        places=places,
         problem=problem,
         limits=limits._replace(min_size=SAMPLE_SLACK * limits.min_size),
     )
     search = _search(few, effort, search_key, None, watch)
     mixtures = fitted(search.space, search.population.moments, problem)
+    mixtures = _without_places(mixtures, k, problem)
     mixtures = shift_means(mixtures, search.space.points.shift)
     costs = np.asarray(score(points, mixtures, problem=problem, sample_weight=weight))
     short = np.asarray(search.population.rank.shortage) > 0

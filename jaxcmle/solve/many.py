@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxcmle.problem import inputs
 from jaxcmle.problem.types import CMLE, Guarantee, Problem, Solution, Status
+from jaxcmle.refine.polish import Limits
 from jaxcmle.solve.answers import Part, collected
 from jaxcmle.solve.batches import (
     Chunk,
@@ -24,9 +25,10 @@ from jaxcmle.solve.batches import (
 )
 from jaxcmle.solve.bounding import bound_all
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
-from jaxcmle.solve.fit import MOST_CERTIFIED, fit
+from jaxcmle.solve.fit import MOST_CERTIFIED, fit_in_places
 from jaxcmle.solve.instances import (
     Failure,
+    Instance,
     Instances,
     each_of,
     pack,
@@ -199,13 +201,12 @@ def _cut(instances: Instances, setting: _Setting) -> list[Chunk]:
     small = list(instances.each)
     for i in large:
         small[i] = None
-    alone = [
-        chunk._replace(places=[i])
-        for i in large
-        for chunk in chunks_of([instances.each[i]], instances.stacked, setting.layout)
-    ]
-    rest = chunks_of(small, instances.stacked, setting.layout, clusters=setting.clusters)
-    return alone + rest
+
+    def chunks(some: list[Instance | None]) -> list[Chunk]:
+        return chunks_of(some, instances.stacked, setting.layout, clusters=setting.clusters)
+
+    alone = [chunk._replace(places=[i]) for i in large for chunk in chunks([instances.each[i]])]
+    return alone + chunks(small)
 
 
 def _solve(chunk: Chunk, setting: _Setting, watch: Watch) -> Part:
@@ -241,17 +242,15 @@ def _solve(chunk: Chunk, setting: _Setting, watch: Watch) -> Part:
 
 def _solve_large(chunk: Chunk, setting: _Setting, watch: Watch) -> Part:
     (instance,), (place,) = chunk.instances, chunk.places
-    solution = fit(
+    solution = fit_in_places(
         instance.x,
+        instance.weight,
         instance.k,
+        max(instance.k, setting.clusters),
         key=setting.keys[place],
         problem=setting.problem,
-        sample_weight=instance.weight,
-        effort=setting.effort,
-        min_size=setting.sizes[place],
-        min_variance=setting.min_variance,
-        time_limit=watch.left(),
-        progress=False,
+        effort=dataclasses.replace(setting.effort, seconds=watch.left()),
+        limits=Limits(setting.sizes[place], setting.min_variance),
     )
     solution = jax.tree.map(lambda leaf: np.asarray(leaf)[None], solution)
     return Part(chunk.places, solution)
