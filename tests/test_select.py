@@ -143,8 +143,7 @@ def test_huge_offsets_change_nothing(mixtures):
     np.testing.assert_allclose(far.icl[near.best], near.icl[near.best], rtol=1e-4)
 
 
-@pytest.mark.parametrize("problem", [jc.CMLE(), jc.UCMLE()])
-@pytest.mark.parametrize("sample", [8192, 160])
+@pytest.mark.parametrize(("problem", "sample"), [(jc.CMLE(), 160), (jc.UCMLE(), 8192)])
 def test_many_points_take_another_way(mixtures, monkeypatch, problem, sample):
     """They go through `fit` one by one, by programs for the largest number, also on a sample."""
     monkeypatch.setattr(many, "MOST_POINTS", 100)
