@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import resource
 import select
 import signal
 import subprocess
@@ -36,8 +35,8 @@ def environment(tmp_path_factory):
 def run(tmp_path, environment):
     """Return a function that runs the program in an empty folder."""
 
-    def function(*arguments, **options):
-        command = [sys.executable, "-W", "error", "-m", "jaxcmle", *map(str, arguments)]
+    def function(*arguments, before=(), **options):
+        command = [*before, sys.executable, "-W", "error", "-m", "jaxcmle", *map(str, arguments)]
         given = {"env": environment, "cwd": tmp_path, "capture_output": True, "timeout": 300}
         given |= options
         if not isinstance(given.get("input"), bytes):
@@ -322,6 +321,9 @@ def test_every_subcommand_reads_alike(run, tmp_path, model, command):
         (json.dumps(MODEL | {"problem": {"name": "KMEANS"}}).encode(), "damaged"),
         (json.dumps(MODEL | {"columns": ["a"]}).encode(), "damaged"),
         (b"PK\x03\x04", "damaged"),
+        (json.dumps(MODEL | {"clusters": MODEL["clusters"][:2]}).encode(), "add up to 1"),
+        (json.dumps(MODEL).replace("1.0", "-1.0").encode(), "variances must be positive"),
+        (json.dumps(MODEL).replace("20", "NaN").encode(), "means must be finite"),
     ],
 )
 def test_bad_models_are_one_line(run, data, tmp_path, content, words):
@@ -350,11 +352,9 @@ def test_a_full_disk_leaves_the_old_file(run, tmp_path, model):
     np.save(tmp_path / "data.npy", rng.normal(size=(5000, 2)))
     (tmp_path / "l.csv").write_text(OLD)
 
-    def no_large_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
     options = ("--model", model, "--labels", "l.csv", "--no-cache")
-    result = run("score", "data.npy", *options, preexec_fn=no_large_files)
+    no_large_files = ("bash", "-c", 'ulimit -f 4 && exec "$@"', "bash")
+    result = run("score", "data.npy", *options, before=no_large_files)
     assert fails(result, 4, "l.csv", "too large")
     assert (tmp_path / "l.csv").read_text() == OLD
     assert sorted(os.listdir(tmp_path)) == ["data.npy", "l.csv", "model.json"]
@@ -400,6 +400,30 @@ def test_numbers_that_float32_cannot_hold(run, tmp_path, points):
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["precision"] == "float64"
     assert labels_in(tmp_path / "l.csv") == TRUE
+
+
+def test_numbers_that_nothing_can_hold(run, tmp_path, points):
+    for name, factor in (("huge.csv", 1e300), ("tiny.csv", 1e-300)):
+        np.savetxt(tmp_path / name, points * factor, delimiter=",")
+        assert fails(run("fit", name, "-k", 1), 2, f"{name}: squared distances", "rescale x")
+    standardized = run("fit", "huge.csv", "-k", 1, "--standardize", "--json")
+    assert standardized.returncode == 0, standardized.stderr
+    assert json.loads(standardized.stdout)["clusters"][0]["variance"] == pytest.approx(1, rel=1e-4)
+
+
+def test_clusters_without_spread_are_named(run, tmp_path):
+    (tmp_path / "data.csv").write_text("1,2\n" * 30)
+    result = run("fit", "data.csv", "-k", 1)
+    assert result.returncode == 0, result.stderr
+    assert "no spread    in 0" in result.stdout
+    floor = run("fit", "data.csv", "-k", 1, "--min-variance", 0.01)
+    assert "no spread" not in floor.stdout
+
+
+def test_standard_output_that_cannot_be_written(run, data, model):
+    with open("/dev/full", "w") as full:
+        options = {"stdout": full, "stderr": subprocess.PIPE, "capture_output": False}
+        assert fails(run("score", "data.csv", "--model", model, **options), 4, "no space left")
 
 
 def test_select_chooses_and_writes(run, data, tmp_path):
@@ -523,7 +547,7 @@ def test_info_and_the_cache(run, data, model, tmp_path):
 
 
 def test_tracebacks_are_for_those_who_ask(run, data):
-    assert fails(run("fit", "data.csv", "-k", 61), 2, "data.csv: n_clusters must lie from 1")
+    assert fails(run("fit", "data.csv", "-k", 61), 2, "data.csv: --clusters must lie from 1")
     result = run("fit", "data.csv", "-k", 61, "--debug")
     assert result.returncode == 2
     assert "Traceback" in result.stderr
@@ -552,7 +576,7 @@ def test_a_reader_that_has_seen_enough(data, environment, tmp_path):
     assert done.stderr == ""
 
 
-def on_terminal(arguments, environment, folder, stop_at=None, seconds=240):
+def on_terminal(arguments, environment, folder, stop_at=None, seconds=240, times=1):
     """Run the program with its errors on a terminal; interrupt it when a word appears."""
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "jaxcmle", *map(str, arguments)]
@@ -569,7 +593,8 @@ def on_terminal(arguments, environment, folder, stop_at=None, seconds=240):
                 break
             if stop_at is not None and stop_at in seen:
                 process.send_signal(signal.SIGINT)
-                stop_at = None
+                # A second one, once the first has been seen.
+                times, stop_at = times - 1, b"again" if times > 1 else None
         output = process.communicate(timeout=60)[0]
     os.close(master)
     return process.returncode, output, seen.decode()
@@ -596,6 +621,12 @@ def test_ctrl_c_keeps_the_best_so_far(environment, tmp_path):
     assert "INTERRUPTED" in output
     assert shown.splitlines()[-1].endswith("jaxcmle: interrupted: this is the best so far")
     assert np.load(tmp_path / "l.npy").shape == (500,)
+    assert "Ctrl-C again" in shown
+
+    code, output, shown = on_terminal(arguments, environment, tmp_path, b" rounds", times=2)
+    assert code == 130
+    assert output == ""
+    assert shown.splitlines()[-1].endswith("jaxcmle: interrupted")
 
 
 def test_version_and_help(run):

@@ -143,6 +143,17 @@ def test_huge_offsets_change_nothing(mixtures):
     np.testing.assert_allclose(far.icl[near.best], near.icl[near.best], rtol=1e-4)
 
 
+def test_points_that_are_clusters_of_their_own_do_not_win():
+    """Their cost is that of the floor under variances, and may be as low as that is."""
+    x = np.random.default_rng(0).normal(size=(12, 2))
+    _, table = jc.select(x, [1, 2, 7, 10], effort="quick")
+    assert table.degenerate.tolist() == [False, False, True, True]
+    assert table.icl[3] < table.icl[0]
+    assert table.n_clusters[table.best] == 1
+    assert "no spread" in str(table).splitlines()[4]
+    assert table.to_dict()["degenerate"] == [False, False, True, True]
+
+
 @pytest.mark.parametrize(("problem", "sample"), [(jc.CMLE(), 160), (jc.UCMLE(), 8192)])
 def test_many_points_take_another_way(mixtures, monkeypatch, problem, sample):
     """They go through `fit` one by one, by programs for the largest number, also on a sample."""

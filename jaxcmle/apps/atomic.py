@@ -1,6 +1,7 @@
 """Files that are written whole or not at all."""
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         '42'
     """
     target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(target.parent))
     temporary = target.with_name(f".{target.stem}-{secrets.token_hex(4)}{target.suffix}")
     try:
         yield temporary

@@ -1,8 +1,11 @@
 """The command line: `jaxcmle`, also `python -m jaxcmle`."""
 
+import _thread
 import argparse
+import io
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -10,7 +13,7 @@ from typing import Any, NoReturn
 import jaxcmle as jc
 from jaxcmle.apps import machine
 from jaxcmle.apps.commands import COMMANDS
-from jaxcmle.apps.exits import Exit, ProgramError
+from jaxcmle.apps.exits import Exit, ProgramError, reason
 
 __all__ = ["main"]
 
@@ -26,17 +29,50 @@ examples:
   jaxcmle plan data.csv -k 3 --eta 0.5"""
 
 
+# What the library calls them, and what they are called here.
+WORDS = {
+    'jax.config.update("jax_enable_x64", True)': "--precision float64",
+    "n_clusters": "--clusters",
+    "min_size": "--min-size",
+    "min_variance": "--min-variance",
+    "max_candidates": "--max-candidates",
+    "time_limit": "--time-limit",
+    "sample_weight": "--weight-column",
+    ", or raise balance": "",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    sys.unraisablehook = _deliver_again
+    if sys.stdout is None:
+        # Closed, as by `>&-`: there is nowhere to print to.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
+    code = _run(options)
     try:
-        code = _run(options)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever reads, as in `| head`, has seen enough. What is left to print goes nowhere.
+    except OSError as error:
+        # What is left to print goes nowhere, also when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
+        # Whoever reads, as in `| head`, may have seen enough.
+        if not isinstance(error, BrokenPipeError):
+            code = _complain(f"cannot print: {reason(error)}", Exit.NOT_WRITTEN)
+    if code == Exit.INTERRUPTED:
+        # At once: where a compilation is going on in another thread, Python could not end well.
+        sys.stderr.flush()
+        os._exit(code)
     return code
+
+
+def _deliver_again(unraisable: Any) -> None:
+    """Do not let a Ctrl-C get lost that came where Python drops exceptions, as in a callback."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -47,17 +83,23 @@ def _run(options: argparse.Namespace) -> int:
         machine.use_device(options.device)
         return COMMANDS[options.command](options)
     except BrokenPipeError:
-        raise
+        return Exit.DONE
     except ProgramError as error:
         problem, code = str(error), error.code
     except KeyboardInterrupt:
         problem, code = "interrupted", Exit.INTERRUPTED
     except TimeoutError as error:
         problem, code = str(error), Exit.NO_ANSWER
+    except OSError as error:
+        # Files have been taken care of.
+        problem, code = f"cannot print: {reason(error)}", Exit.NOT_WRITTEN
     except (ValueError, TypeError) as error:
         # What the library has to say about data and options; data errors name the file themselves.
         file = getattr(options, "data", None)
-        problem, code = str(error), Exit.UNUSABLE
+        problem, code = _in_options(str(error)), Exit.UNUSABLE
+        if isinstance(error, jc.TooManyCandidatesError):
+            # The plan follows, which has a command of its own.
+            problem, code = problem.split("\nplan:")[0], Exit.NO_ANSWER
         if file and not problem.startswith(str(file)):
             problem = f"{file}: {problem}"
         if options.debug:
@@ -70,8 +112,20 @@ def _run(options: argparse.Namespace) -> int:
             traceback.print_exc()
         else:
             problem += " (--debug shows where)"
+    return _complain(problem, code)
+
+
+def _complain(problem: str, code: Exit) -> Exit:
+    """Say what is wrong, in one line."""
     print(f"jaxcmle: {' '.join(problem.split())}", file=sys.stderr)
     return code
+
+
+def _in_options(words: str) -> str:
+    """Return what the library says with the options of the command line for its arguments."""
+    for name, option in WORDS.items():
+        words = words.replace(name, option)
+    return words
 
 
 class _Parser(argparse.ArgumentParser):
@@ -126,6 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_problem(approximate)
     _add_claim(approximate, "sampling", "abs", "auto")
     _add_time_limit(approximate)
+    # Its floor is that of balanced clusters.
+    approximate.set_defaults(min_variance=None)
     approximate.add_argument(
         "--max-candidates",
         type=_positive_float,

@@ -26,12 +26,15 @@ from jaxcmle.apps.outputs import (
 from jaxcmle.apps.reports import (
     claim_lines,
     cluster_lines,
+    counted,
     finite,
     result_lines,
     solution_record,
 )
 from jaxcmle.apps.tables import DataError, Table, read_table
+from jaxcmle.problem.inputs import to_points
 from jaxcmle.solve.criteria import criteria
+from jaxcmle.solve.select import least_spread
 
 __all__ = ["COMMANDS"]
 
@@ -58,7 +61,7 @@ class _Data:
     def line(self) -> str:
         """Return what the data is, in words."""
         n, d = self.x.shape
-        words = f"{self.file}: {n:,} points, {d} features"
+        words = f"{self.file}: {counted(n, 'point')}, {counted(d, 'feature')}"
         if self.table.dropped:
             words += f", {self.table.dropped:,} rows with missing values left out"
         return words + (", standardized" if self.scaling is not None else "")
@@ -95,21 +98,18 @@ def _fit(options: argparse.Namespace) -> int:
 
 def _approximate(options: argparse.Namespace) -> int:
     def search(data: _Data, problem: jc.Problem) -> jc.Solution:
-        try:
-            return jc.approximate(
-                data.x,
-                options.clusters,
-                key=jax.random.key(options.seed),
-                problem=problem,
-                sample_weight=data.weight,
-                max_candidates=options.max_candidates,
-                certificate=options.certificate,
-                time_limit=options.time_limit,
-                progress=_progress(options),
-                **_claim(options),
-            )
-        except jc.TooManyCandidatesError as error:
-            raise ProgramError(f"{data.file}: {error}", Exit.NO_ANSWER) from None
+        return jc.approximate(
+            data.x,
+            options.clusters,
+            key=jax.random.key(options.seed),
+            problem=problem,
+            sample_weight=data.weight,
+            max_candidates=options.max_candidates,
+            certificate=options.certificate,
+            time_limit=options.time_limit,
+            progress=_progress(options),
+            **_claim(options),
+        )
 
     return _solve(options, search)
 
@@ -149,6 +149,8 @@ def _score(options: argparse.Namespace) -> int:
         model = read_model(options.model_file)
     except OSError as error:
         raise ProgramError(f"{options.model_file}: {reason(error)}") from None
+    except ValueError as error:
+        raise ProgramError(str(error)) from None
     data = _read(options, model)
     mixture, problem = model.mixture, model.problem
     cost = float(jc.cost(data.x, mixture, problem=problem, sample_weight=data.weight))
@@ -259,12 +261,20 @@ def _write_solution(
         **{name: finite(value) for name, value in worth._asdict().items()},
         "seconds": round(seconds, 3),
     }
+    least = least_spread(*to_points(data.x, data.weight), options.min_variance, problem)
+    points = np.flatnonzero(np.asarray(solution.mixture.variances) <= least).tolist()
+    record["clusters_without_spread"] = points
     lines = [data.line()]
     if table is not None:
         record |= {"criterion": table.criterion, "table": table.to_dict()}
         lines += ["", *str(table).splitlines(), f"* has the least {table.criterion.upper()}", ""]
     lines += [*cluster_lines(solution, data.weight), "", *result_lines(solution, data.total)]
     lines += [f"BIC, ICL     {worth.bic:.2f}, {worth.icl:.2f}", *claim_lines(solution)]
+    if points:
+        which = ", ".join(map(str, points[:10])) + (", ..." if len(points) > 10 else "")
+        lines.append(
+            f"no spread    in {which}: what such a cluster costs says nothing; set --min-variance"
+        )
 
     def draw(path: str) -> None:
         if table is not None:
@@ -325,9 +335,15 @@ def _read_table(options: argparse.Namespace, expected: list[str] | None) -> Tabl
         return read_table(options.data, columns=expected, **given)
     except DataError:
         table = read_table(options.data, **given)
-        if table.names is not None:
+        if table.names is None:
+            return table
+        missing = [name for name in expected if name not in table.names]
+        if not missing:
             raise
-        return table
+        raise ProgramError(
+            f"{options.data}: the model {options.model_file} is for a column {missing[0]!r}, which "
+            "is not there; choose the columns to take with --columns"
+        ) from None
 
 
 def _problem(options: argparse.Namespace) -> jc.Problem:

@@ -12,10 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcmle.apps.exits import ProgramError
+
 __all__ = ["cache_folder", "clear_cache", "describe", "needs_double", "set_up_cache", "use_device"]
 
 # What rounding to float32 may change, in standard deviations of a column.
 TOLERABLE = 1e-5
+# Beyond these, squares leave the range of float32.
+WIDEST, NARROWEST = 1e16, 1e-16
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 OPTIONAL = ("matplotlib", "pyarrow", "sklearn")
 
@@ -28,13 +32,13 @@ def cache_folder() -> Path:
 
 def set_up_cache() -> None:
     """Keep compiled programs for the next time; without a folder to write to, do without."""
+    # A damaged file, as after a crash, or a full disk: it is compiled anew, and nobody need know.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
-    # A damaged file, as after a crash, or a full disk: it is compiled anew, and nobody need know.
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # The many small programs, too: together they take as long as the large ones.
@@ -69,7 +73,7 @@ def use_device(kind: str | None) -> None:
     """Compute on the first device of a kind, `"cpu"`, `"gpu"` or `"tpu"`; by default JAX chooses.
 
     Raises:
-        ValueError: there is no such device.
+        ProgramError: there is no such device.
     """
     if kind is None:
         return
@@ -81,7 +85,7 @@ def use_device(kind: str | None) -> None:
         device = jax.local_devices(backend=kind)[0]
     except RuntimeError:
         there = sorted({device.platform for device in jax.local_devices()})
-        raise ValueError(
+        raise ProgramError(
             f"there is no {kind} that JAX can use, only {', '.join(there)}; install jaxcmle with "
             "the extra cuda12, cuda13 or tpu"
         ) from None
@@ -92,9 +96,14 @@ def needs_double(x: np.ndarray) -> bool:
     """Tell whether float32 is too coarse for the data: numbers far larger than they differ."""
     if x.dtype == np.float32:
         return False
-    spread = x.std(axis=0)
-    rounding = np.abs(x).max(axis=0) * np.finfo(np.float32).eps / 2
-    return bool((rounding > TOLERABLE * spread)[spread > 0].any())
+    largest = np.abs(x).max(axis=0)
+    # In units of the largest, so that no square overflows.
+    spread = (x / np.where(largest > 0, largest, 1)).std(axis=0)
+    varies = spread > 0
+    coarse = np.finfo(np.float32).eps / 2 > TOLERABLE * spread
+    with np.errstate(over="ignore", under="ignore"):
+        extreme = (largest > WIDEST) | (spread * largest < NARROWEST)
+    return bool(((coarse | extreme) & varies).any())
 
 
 def describe() -> dict[str, Any]:

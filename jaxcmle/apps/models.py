@@ -54,12 +54,14 @@ class Model:
 
 def standardize(x: np.ndarray, weight: np.ndarray | None) -> Scaling:
     """Return what makes every column have mean 0 and standard deviation 1; constant ones 0."""
-    x = x.astype(np.float64)
-    centre = np.average(x, axis=0, weights=weight)
-    scale = np.sqrt(np.average((x - centre) ** 2, axis=0, weights=weight))
+    largest = np.abs(x).max(axis=0).astype(np.float64)
+    unit = np.where(largest > 0, largest, 1.0)
+    # In units of the largest, so that no square overflows.
+    shares = x / unit
+    centre = np.average(shares, axis=0, weights=weight)
+    scale = np.sqrt(np.average((shares - centre) ** 2, axis=0, weights=weight))
     # What rounding leaves of a constant column is not spread.
-    constant = scale <= 1e-12 * np.abs(x).max(axis=0)
-    return Scaling(centre, np.where(constant, 1.0, scale))
+    return Scaling(centre * unit, np.where(scale <= 1e-12, 1.0, scale * unit))
 
 
 def write_model(
@@ -128,7 +130,7 @@ def read_model(path: str | os.PathLike[str]) -> Model:
             raise ValueError("no clusters, or means of different lengths")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{name} is damaged: its clusters are not what they should be ({error})"
+            f"{name} is damaged: its clusters are not what they should be ({_words(error)})"
         ) from None
     return _model(name, Mixture(**parts), record)
 
@@ -144,6 +146,27 @@ def _model(name: str, mixture: Mixture, about: dict[str, Any]) -> Model:
                 raise ValueError("standardized for another number of columns")
         if columns is not None and len(columns) != mixture.means.shape[1]:
             raise ValueError("as many columns as the means have are expected")
-        return Model(mixture=mixture, problem=kind(**problem), columns=columns, scaling=scaling)
+        model = Model(mixture=mixture, problem=kind(**problem), columns=columns, scaling=scaling)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} is damaged: {error!r}") from None
+        raise ValueError(f"{name} is damaged: {_words(error)}") from None
+    _check(name, model)
+    return model
+
+
+def _check(name: str, model: Model) -> None:
+    """Raise where a number is none that a mixture can have: somebody may have edited it."""
+    weights, variances = np.asarray(model.mixture.weights), np.asarray(model.mixture.variances)
+    bad = ""
+    if not np.isfinite(model.mixture.means).all():
+        bad = "means must be finite"
+    elif not ((weights >= 0).all() and abs(float(weights.sum()) - 1) < 1e-3):
+        bad = f"weights must not be negative, and add up to 1, not {float(weights.sum()):g}"
+    elif not (np.isfinite(variances) & (variances > 0)).all():
+        bad = "variances must be positive and finite"
+    if bad:
+        raise ValueError(f"{name}: {bad}")
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says of a file."""
+    return f"{error} is missing or not known" if isinstance(error, KeyError) else str(error)

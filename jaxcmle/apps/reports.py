@@ -11,6 +11,7 @@ __all__ = [
     "claim_lines",
     "cluster_lines",
     "cluster_records",
+    "counted",
     "finite",
     "guarantee_record",
     "result_lines",
@@ -30,20 +31,33 @@ def cluster_lines(
     sizes = np.bincount(np.asarray(solution.labels), weight, k)
     lines = [f"{'cluster':>7} {'points':>9} {'weight':>7} {'sigma':>9}  mean"]
     for j in range(k):
-        mean = " ".join(f"{value:9.4g}" for value in np.asarray(mixture.means[j][:MOST_FEATURES]))
+        sigma = float(mixture.variances[j]) ** 0.5
+        mean = " ".join(_coordinate(value, sigma) for value in mixture.means[j][:MOST_FEATURES])
         more = f" ... ({d} features)" if d > MOST_FEATURES else ""
         note = f"   {notes[j]}" if notes else ""
-        sigma = float(mixture.variances[j]) ** 0.5
         weight_ = float(mixture.weights[j])
         lines.append(f"{j:>7} {sizes[j]:>9.8g} {weight_:>7.4f} {sigma:>9.4g} {mean}{more}{note}")
     return lines
+
+
+def _coordinate(value: Any, sigma: float) -> str:
+    """Return a number with as many digits as the width of the cluster makes sense of."""
+    ratio = abs(float(value)) / sigma if sigma > 0 else 1.0
+    digits = min(4 + max(0, math.ceil(math.log10(max(ratio, 1.0))) - 2), 15)
+    return f"{float(value):9.{digits}g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return so many of something."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def result_lines(solution: jc.Solution, total: float) -> list[str]:
     """Return the status, the cost and what is proved of it."""
     proved, cost = guarantee_record(solution.guarantee), float(solution.cost)
     lines = [
-        f"status       {jc.Status(int(solution.status)).name} after {solution.n_iter} iterations",
+        f"status       {jc.Status(int(solution.status)).name} after "
+        f"{counted(int(solution.n_iter), 'iteration')}",
         f"cost         {cost:.3f} nats ({cost / total:.4f} per point)",
     ]
     if proved["gap"] is not None:
@@ -54,7 +68,8 @@ def result_lines(solution: jc.Solution, total: float) -> list[str]:
             f"(proof by {proved['method']})",
         ]
     elif proved["reason"] is not None:
-        lines.append(f"gap          not known: {proved['reason']}")
+        # What follows is advice for those who call the library.
+        lines.append(f"gap          not known: {proved['reason'].split(';')[0]}")
     return lines
 
 

@@ -94,6 +94,9 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Solution, dict[str, Any]
     """Return the solution in a file and what else there is, or say what is wrong with the file."""
     name = os.fspath(path)
     with open(path, "rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise ValueError(f"{name} is damaged, or no file of jaxcmle.save: it is no .npz file")
+        file.seek(0)
         # Damaged bytes raise nearly anything.
         try:
             with np.load(file, allow_pickle=False) as archive:

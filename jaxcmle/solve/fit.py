@@ -409,6 +409,16 @@ def _certified(instance: _Instance, solution: Solution) -> Solution:
             f"the lower bound looks at all pairs of points, and {len(points)} points are more than "
             f"{MOST_CERTIFIED}" + later
         )
+    if instance.k == 1:
+        # There is only one partition.
+        proved = Guarantee(
+            kind="certificate",
+            lower_bound=solution.cost,
+            gap=0.0,
+            min_size=limits.min_size,
+            method="pairs",
+        )
+        return dataclasses.replace(solution, guarantee=proved)
     if reason:
         return dataclasses.replace(
             solution, guarantee=Guarantee(reason=reason, min_size=limits.min_size)

@@ -263,7 +263,10 @@ def _guarantee(chunk: Chunk, solution: Solution, bounds: Any, setting: _Setting)
         return Guarantee(reason=_reason(setting.certificate), min_size=sizes)
     bounds = np.where(sizes > 0, bounds.astype(np.float64), -np.inf)
     totals = np.array([instance.total for instance in chunk.instances])
-    gaps = np.maximum(np.asarray(solution.cost, np.float64) - bounds, 0) / totals
+    costs = np.asarray(solution.cost, np.float64)
+    # There is only one partition into one cluster.
+    bounds = np.where([instance.k == 1 for instance in chunk.instances], costs, bounds)
+    gaps = np.maximum(costs - bounds, 0) / totals
     certain = (np.asarray(solution.status) == Status.CONVERGED) & np.isfinite(gaps)
     return Guarantee(
         kind="certificate",

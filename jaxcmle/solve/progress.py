@@ -1,6 +1,7 @@
 """Long work: a line about it on a terminal, and a Ctrl-C that loses nothing."""
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -113,6 +114,9 @@ class CtrlC:
         if self.pressed:
             raise KeyboardInterrupt
         self.pressed = True
+        if sys.stderr.isatty():
+            # Not by print: the signal may have come in the middle of one.
+            os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again: at once\n")
 
     def __exit__(self, *_: object) -> None:
         """Leave the signal as it was."""

@@ -11,14 +11,16 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxcmle import numerics
 from jaxcmle.problem import inputs
 from jaxcmle.problem.types import CMLE, Problem, Solution, Status
+from jaxcmle.refine.polish import variance_limits
 from jaxcmle.solve.criteria import Criterion, criteria_of_many
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
 from jaxcmle.solve.many import fit_numbers
 from jaxcmle.solve.progress import Progress, ProgressOption
 
-__all__ = ["Selection", "SelectionTable", "select"]
+__all__ = ["Selection", "SelectionTable", "least_spread", "select"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -34,6 +36,9 @@ class SelectionTable:
         gap: `[r]`, nats per point that the solution can be above the optimum; infinite where
             nothing is proved.
         smallest: `[r]`, the weight of the smallest cluster.
+        degenerate: `[r]`, whether a cluster has no spread at all, as a single point: its cost is
+            only that of the floor under variances, and says nothing. Such a row is chosen only if
+            there is no other. Not with a `min_variance`, nor for `WKM`.
         status: `[r]`, a `Status` for each.
         criterion: what was chosen by.
         best: the row that was chosen.
@@ -47,6 +52,7 @@ class SelectionTable:
     icl: np.ndarray
     gap: np.ndarray
     smallest: np.ndarray
+    degenerate: np.ndarray
     status: np.ndarray
     criterion: Criterion
     best: int
@@ -66,7 +72,13 @@ class SelectionTable:
             for name in columns
         }
         names = [Status(status).name for status in self.status.tolist()]
-        return {"n_clusters": self.n_clusters.tolist(), **numbers, "status": names}
+        flags = self.degenerate.tolist()
+        return {
+            "n_clusters": self.n_clusters.tolist(),
+            **numbers,
+            "degenerate": flags,
+            "status": names,
+        }
 
     def __repr__(self) -> str:
         """Return the choice in a line: solutions would fill pages."""
@@ -83,6 +95,7 @@ class SelectionTable:
             gap = f"{self.gap[i]:.3f}" if math.isfinite(self.gap[i]) else "-"
             small = f"{self.smallest[i]:g}" if math.isfinite(self.smallest[i]) else "-"
             status = Status(int(self.status[i])).name
+            status += ", a cluster has no spread" if self.degenerate[i] else ""
             mark = "*" if i == self.best else " "
             lines.append(f"{mark} {k:>9}{numbers} {gap:>8} {small:>9}  {status}")
         return "\n".join(lines)
@@ -181,8 +194,16 @@ def select(
         else inputs.to_limit(min_variance, "min_variance"),
         progress=Progress(progress, "numbers of clusters"),
     )
-    table = _table(points, weight, numbers, solutions, criterion, problem)
+    least = least_spread(points, weight, min_variance, problem)
+    table = _table(points, weight, numbers, solutions, criterion, problem, least)
     return Selection(solutions[table.best], table)
+
+
+def least_spread(
+    points: Array, weight: Array | None, min_variance: ArrayLike | None, problem: Problem
+) -> float:
+    """Return the variance up to which a cluster has no spread; negative where none matters."""
+    return float(variance_limits(numerics.prepare(points, weight), min_variance, problem)[1])
 
 
 def _to_numbers(n_clusters: Any) -> list[int]:
@@ -205,6 +226,7 @@ def _table(
     solutions: list[Solution],
     criterion: Criterion,
     problem: Problem,
+    least: float,
 ) -> SelectionTable:
     """Return what is known of every number, and which is the best."""
     rows = [i for i, solution in enumerate(solutions) if not solution.error]
@@ -222,21 +244,23 @@ def _table(
         name: np.full(len(numbers), np.nan) for name in ("cost", "smallest", "aic", "bic", "icl")
     }
     gap = np.full(len(numbers), np.inf)
+    degenerate = np.zeros(len(numbers), bool)
     status = np.array([int(solution.status) for solution in solutions])
     for i, criteria in zip(rows, found, strict=True):
         solution = solutions[i]
         sizes = np.bincount(np.asarray(solution.labels), np.asarray(weight), numbers[i])
+        degenerate[i] = (np.asarray(solution.mixture.variances) <= least).any()
         columns["cost"][i], columns["smallest"][i] = float(solution.cost), sizes.min()
-        # There is only one partition into one cluster.
-        gap[i] = 0.0 if numbers[i] == 1 else np.asarray(solution.guarantee.gap).item()
+        gap[i] = np.asarray(solution.guarantee.gap).item()
         columns["aic"][i], columns["bic"][i], columns["icl"][i] = criteria
     # An inadmissible solution is the best only if there is no other.
     values = np.where(np.isfinite(columns[criterion]), columns[criterion], np.inf)
     bad = np.isin(status, (Status.INADMISSIBLE, Status.NONFINITE)) | np.isinf(values)
-    best = int(np.lexsort((np.array(numbers), values, bad))[0])
+    best = int(np.lexsort((np.array(numbers), values, degenerate, bad))[0])
     return SelectionTable(
         n_clusters=np.array(numbers),
         gap=gap,
+        degenerate=degenerate,
         status=status,
         criterion=criterion,
         best=best,
