@@ -461,7 +461,7 @@ def test_plan_and_approximate(run, data, tmp_path):
     assert len(set(labels)) == len(set(zip(labels, TRUE, strict=True))) == 3
     assert json.loads(found.stdout)["guarantee"]["kind"] == "certificate"
     few = ("--no-certificate", "--max-candidates", 10)
-    assert fails(run(*options, *few), 3, "data.csv", "candidates")
+    assert fails(run(*options, *few), 3, "data.csv", "--max-candidates", "--no-guarantee")
 
 
 def test_demo(run, tmp_path):

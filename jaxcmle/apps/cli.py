@@ -38,6 +38,7 @@ WORDS = {
     "max_candidates": "--max-candidates",
     "time_limit": "--time-limit",
     "sample_weight": "--weight-column",
+    "guarantee=False": "--no-guarantee",
     ", or raise balance": "",
 }
 
@@ -194,6 +195,12 @@ def _parser() -> argparse.ArgumentParser:
         dest="certificate",
         action="store_false",
         help="go straight to the enumeration",
+    )
+    approximate.add_argument(
+        "--no-guarantee",
+        dest="guarantee",
+        action="store_false",
+        help="look at no more candidates than allowed, and claim nothing",
     )
     _add_outputs(approximate, "labels", "model", "report", "picture")
 

@@ -106,6 +106,7 @@ def _approximate(options: argparse.Namespace) -> int:
             sample_weight=data.weight,
             max_candidates=options.max_candidates,
             certificate=options.certificate,
+            guarantee=options.guarantee,
             time_limit=options.time_limit,
             progress=_progress(options),
             **_claim(options),
