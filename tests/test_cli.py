@@ -383,6 +383,9 @@ def test_weights(run, tmp_path, points):
     report = json.loads(result.stdout)
     assert report["data"]["features"] == 2
     assert report["data"]["weighted"]
+    (tmp_path / "zero.csv").write_text("a,b,count\n1,2,0\n3,4,0\n")
+    zero = run("fit", "zero.csv", "-k", 1, "--weight-column", "count", "--standardize")
+    assert fails(zero, 2, "zero.csv: the weights are all 0")
     mean = np.average(points, axis=0, weights=np.where(points[:, 0] < 10, 2, 1))
     assert report["clusters"][0]["mean"] == pytest.approx(mean.tolist(), rel=1e-5)
     assert report["cost_per_point"] == pytest.approx(report["cost"] / 100)

@@ -102,6 +102,7 @@ ORDER = (
     "jaxcmle.apps.outputs",
     "jaxcmle.apps.demo",
     "jaxcmle.apps.commands",
+    "jaxcmle.apps.options",
     "jaxcmle.apps.cli",
     "jaxcmle.__main__",
 )

@@ -31,7 +31,7 @@ from jaxcmle.apps.reports import (
     result_lines,
     solution_record,
 )
-from jaxcmle.apps.tables import DataError, Table, read_table
+from jaxcmle.apps.tables import DataError, Table, name_of, read_table
 from jaxcmle.problem.inputs import to_points
 from jaxcmle.solve.criteria import criteria
 from jaxcmle.solve.select import least_spread
@@ -89,9 +89,8 @@ class _Data:
 
 def _fit(options: argparse.Namespace) -> int:
     def search(data: _Data, problem: jc.Problem) -> jc.Solution:
-        return jc.fit(
-            data.x, options.clusters, certify=options.certify, **_search_options(options, data)
-        )
+        given = _search_options(options, data, problem)
+        return jc.fit(data.x, options.clusters, certify=options.certify, **given)
 
     return _solve(options, search)
 
@@ -117,12 +116,8 @@ def _approximate(options: argparse.Namespace) -> int:
 
 def _select(options: argparse.Namespace) -> int:
     def search(data: _Data, problem: jc.Problem) -> jc.Selection:
-        return jc.select(
-            data.x,
-            options.clusters,
-            criterion=options.criterion,
-            **_search_options(options, data),
-        )
+        given = _search_options(options, data, problem)
+        return jc.select(data.x, options.clusters, criterion=options.criterion, **given)
 
     return _solve(options, search)
 
@@ -307,6 +302,8 @@ def _read(options: argparse.Namespace, model: Model | None = None) -> _Data:
             f"{options.data}: has {x.shape[1]} columns, and the model {options.model_file} is for "
             f"{d}; choose them with --columns"
         )
+    if table.weight is not None and not table.weight.any():
+        raise ProgramError(f"{options.data}: the weights are all 0; at least one must be positive")
     if model is None and options.standardize:
         scaling = standardize(x, table.weight)
     if scaling is not None:
@@ -315,7 +312,8 @@ def _read(options: argparse.Namespace, model: Model | None = None) -> _Data:
         options.precision == "auto" and machine.needs_double(x)
     )
     jax.config.update("jax_enable_x64", double)
-    return _Data(options.data, table, x if double else x.astype(np.float32), scaling)
+    x = x.astype(np.float64 if double else np.float32, copy=False)
+    return _Data(name_of(options.data), table, x, scaling)
 
 
 def _read_table(options: argparse.Namespace, expected: list[str] | None) -> Table:
@@ -357,11 +355,13 @@ def _problem(options: argparse.Namespace) -> jc.Problem:
     return jc.UCMLE() if options.problem == "ucmle" else jc.CMLE()
 
 
-def _search_options(options: argparse.Namespace, data: _Data) -> dict[str, Any]:
+def _search_options(
+    options: argparse.Namespace, data: _Data, problem: jc.Problem
+) -> dict[str, Any]:
     """Return what `fit` and `select` have in common."""
     return {
         "key": jax.random.key(options.seed),
-        "problem": _problem(options),
+        "problem": problem,
         "sample_weight": data.weight,
         "effort": options.effort,
         "min_size": options.min_size,

@@ -24,7 +24,7 @@ from jaxcmle.apps.columns import (
 )
 from jaxcmle.apps.text import read_text
 
-__all__ = ["DataError", "Table", "read_table"]
+__all__ = ["DataError", "Table", "name_of", "read_table"]
 
 KINDS = ("csv", "tsv", "npy", "npz", "parquet")
 SUFFIXES = {".txt": "csv", ".dat": "csv", **{f".{kind}": kind for kind in KINDS}}
@@ -112,7 +112,7 @@ def read_table(
         >>> table.names, table.x.tolist()
         (['width', 'height'], [[1.0, 2.0], [3.0, 4.0]])
     """
-    name = "standard input" if source == "-" else _short(os.fspath(source))
+    name = name_of(source)
 
     def pick(available: Columns) -> Choice:
         return choose_columns(
@@ -136,8 +136,9 @@ def read_table(
     return _finish(content, name, drop_missing)
 
 
-def _short(path: str) -> str:
-    """Keep the end of a long path, which tells more than its beginning."""
+def name_of(source: str | os.PathLike[str]) -> str:
+    """Return what messages call a file: its path, or the end of a long one, which tells more."""
+    path = "standard input" if source == "-" else os.fspath(source)
     return path if len(path) <= 80 else "..." + path[-77:]
 
 
