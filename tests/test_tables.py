@@ -496,7 +496,7 @@ def test_messages_name_the_file(tmp_path):
     ("content", "message"),
     [
         (b"", "is empty"),
-        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b"", mtime=0), "is empty"),
         (b"\n\n# nothing\n", "holds no rows"),
         (b'n,o\na b,1\nc d,2\n"e"f g,3\n', "row 4: the quotes or cells are malformed ("),
         (b"\xef\xbb\xbf", "holds no rows"),
@@ -510,8 +510,8 @@ def test_messages_name_the_file(tmp_path):
         (b'1,2\n3,"4\n5,6\n', "row 2: the quotes or cells are malformed (unexpected end of data)"),
         (b'1,2\n3,"4"5\n', "row 2: the quotes or cells are malformed ("),
         (b"1," + b"2" * 200_000 + b"x\n", "row 1: the quotes or cells are malformed (field larger"),
-        (gzip.compress(b"1,2\n" * 99)[:-9], "is damaged: gzip cannot unpack it"),
-        (gzip.compress(b"1,2\n" * 99)[:12] + b"junk", "is damaged: gzip cannot unpack it"),
+        (gzip.compress(b"1,2\n" * 99, mtime=0)[:-9], "is damaged: gzip cannot unpack it"),
+        (gzip.compress(b"1,2\n" * 99, mtime=0)[:12] + b"junk", "is damaged: gzip cannot unpack it"),
         (b"\x1f\x8bjunk", "is damaged: gzip cannot unpack it"),
     ],
 )
@@ -733,7 +733,7 @@ def test_random_bytes(content, kind):
 @given(st.data())
 def test_scratched_files(data):
     wholes = [saved(np.ones((3, 2))), archived(x=np.ones((3, 2)), y=np.ones(2)), IRIS]
-    wholes += [gzip.compress(IRIS), parquet([[1.0, 2.0, None], [1, 2, 3]])]
+    wholes += [gzip.compress(IRIS, mtime=0), parquet([[1.0, 2.0, None], [1, 2, 3]])]
     content = bytearray(data.draw(st.sampled_from(wholes)))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
