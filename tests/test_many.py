@@ -375,9 +375,9 @@ def test_ctrl_c_returns_what_is_done(monkeypatch):
     monkeypatch.setattr(
         many,
         "chunks_of",
-        lambda each, *given: [
+        lambda each, *given, **options: [
             chunk._replace(places=[i], instances=[one])
-            for chunk in original(each, *given)
+            for chunk in original(each, *given, **options)
             for i, one in zip(chunk.places, chunk.instances, strict=True)
         ],
     )
