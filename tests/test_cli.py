@@ -582,7 +582,13 @@ def test_a_reader_that_has_seen_enough(data, environment, tmp_path):
 def on_terminal(arguments, environment, folder, stop_at=None, seconds=240, times=1):
     """Run the program with its errors on a terminal; interrupt it when a word appears."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "jaxcmle", *map(str, arguments)]
+    # Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be here.
+    listen = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    program = [sys.executable, "-m", "jaxcmle", *map(str, arguments)]
+    command = [sys.executable, "-c", listen, *program]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=slave, env=environment, cwd=folder, text=True
     ) as process:

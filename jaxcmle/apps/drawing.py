@@ -114,7 +114,7 @@ def to_margins(
 ) -> np.ndarray:
     """Return what every point would cost more in the best other cluster, `[n]`."""
     mixture = solution.mixture if isinstance(solution, Solution) else solution
-    costs = np.asarray(point_costs(x, mixture, problem=problem), np.float64)
+    costs = np.array(point_costs(x, mixture, problem=problem), np.float64)
     rows = np.arange(len(costs))
     own = costs[rows, labels]
     costs[rows, labels] = np.inf
