@@ -1,19 +1,14 @@
-"""Time per iteration of our CEM beside scikit-learn's KMeans and spherical GaussianMixture.
+"""Time per iteration of our CEM beside what others iterate.
 
-All three start from the same means on the same float32 points. The time of an iteration is the
-slope between two iteration counts, so that set-up, compilation and seeding do not count; runs are
-interleaved, and each time is the best of the rounds. An iteration of ours estimates weights and
-variances as well, which KMeans does not have.
-
-Run: `python -m benchmarks.cem` (add `--json FILE` to keep the numbers).
+All start from the same means on the same float32 points. The time of an iteration is the slope
+between two iteration counts, so that set-up, compilation and seeding do not count. An iteration of
+ours estimates weights and variances as well, which k-means does not have; EM has them too. gmmx
+has no spherical clusters: its are diagonal.
 """
 
-import argparse
 import statistics
-import time
-import warnings
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcmle as jc
-from benchmarks.common import report
+from benchmarks.data import slow_data
+from benchmarks.harness import ROUNDS, Times, interleave, say
+from benchmarks.peers import quiet, torch_cem_steps
+from benchmarks.tables import Part, Table, number, source
 
 # Points, features, clusters, and the two iteration counts to take the slope between.
 SHAPES = (
@@ -30,20 +28,16 @@ SHAPES = (
     (100_000, 64, 32, 4, 14),
     (1_000_000, 2, 8, 4, 14),
 )
-AIMS = {"KMeans": {2: 2.5, 16: 1.0, 64: 1.0}, "GaussianMixture": {2: 25.0, 16: 25.0}}
+QUICK_SHAPES = ((20_000, 2, 3, 4, 34), (20_000, 16, 8, 4, 24))
+AIMS = {
+    "scikit-learn KMeans": {2: 2.5, 16: 1.0, 64: 1.0},
+    "scikit-learn GaussianMixture": {2: 25.0, 16: 25.0},
+}
+
+Run = Callable[[int], int]
 
 
-def data(n: int, d: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return overlapping clusters, and rough means, so that all methods need many iterations."""
-    rng = np.random.default_rng(0)
-    centres = 4 * rng.normal(size=(k, d)) / d
-    labels = rng.integers(0, k, size=n)
-    x = centres[labels] + rng.normal(size=(n, d))
-    start = centres + rng.normal(size=(k, d)) / d
-    return x.astype(np.float32), start.astype(np.float32)
-
-
-def ours(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
+def ours(x: np.ndarray, means: np.ndarray) -> Run:
     k = len(means)
     points, centres = jnp.asarray(x), jnp.asarray(means)
     start = jc.Mixture(weights=jnp.full(k, 1 / k), means=centres, variances=jnp.ones(k))
@@ -55,17 +49,18 @@ def ours(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
     return run
 
 
-def kmeans(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
+def sklearn_kmeans(x: np.ndarray, means: np.ndarray) -> Run:
     from sklearn.cluster import KMeans
 
     def run(iterations: int) -> int:
         model = KMeans(len(means), init=means, n_init=1, max_iter=iterations, tol=0)
-        return int(model.fit(x).n_iter_)
+        with quiet():
+            return int(model.fit(x).n_iter_)
 
     return run
 
 
-def gaussian_mixture(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
+def sklearn_mixture(x: np.ndarray, means: np.ndarray) -> Run:
     from sklearn.mixture import GaussianMixture
 
     k = len(means)
@@ -80,79 +75,160 @@ def gaussian_mixture(x: np.ndarray, means: np.ndarray) -> Callable[[int], int]:
             max_iter=iterations,
             tol=0,
         )
-        return int(model.fit(x).n_iter_)
+        with quiet():
+            return int(model.fit(x).n_iter_)
 
     return run
 
 
-def timed(run: Callable[[int], int], iterations: int) -> float:
-    begin = time.perf_counter()
-    run(iterations)
-    return time.perf_counter() - begin
+def gmmx_mixture(x: np.ndarray, means: np.ndarray) -> Run:
+    from gmmx import EMFitter, GaussianMixtureModelJax
+
+    k = len(means)
+    points = jnp.asarray(x)
+    start = GaussianMixtureModelJax.from_squeezed(
+        means=means,
+        covariances=np.ones((k, x.shape[1])),
+        weights=np.full(k, 1 / k),
+        covariance_type="diag",
+    )
+
+    def run(iterations: int) -> int:
+        fitted = EMFitter(max_iter=iterations, tol=0.0).fit(points, start)
+        return int(jax.block_until_ready(fitted).n_iter)
+
+    return run
 
 
-def measure(n: int, d: int, k: int, short: int, long: int, rounds: int) -> dict[str, Any]:
-    x, means = data(n, d, k)
-    methods = {
-        "jaxcmle": ours(x, means),
-        "KMeans": kmeans(x, means),
-        "GaussianMixture": gaussian_mixture(x, means),
-    }
-    iterations = {}
-    for name, run in methods.items():
-        iterations[name] = run(long) - run(short)
-        if iterations[name] < (long - short) / 2:
+def ott_kmeans(x: np.ndarray, means: np.ndarray) -> Run:
+    from ott.tools.k_means import k_means
+
+    points, centres = jnp.asarray(x), jnp.asarray(means)
+
+    # By itself it would trace anew in every call.
+    @partial(jax.jit, static_argnames="iterations")
+    def program(points: jax.Array, centres: jax.Array, iterations: int) -> Any:
+        found = k_means(
+            points,
+            len(means),
+            init=lambda *_: centres,
+            n_init=1,
+            tol=0.0,
+            min_iterations=iterations,
+            max_iterations=iterations,
+        )
+        return found.iteration
+
+    return lambda iterations: int(program(points, centres, iterations))
+
+
+def faiss_kmeans(x: np.ndarray, means: np.ndarray) -> Run:
+    import faiss
+
+    def run(iterations: int) -> int:
+        model = faiss.Kmeans(
+            x.shape[1], len(means), niter=iterations, max_points_per_centroid=len(x)
+        )
+        model.train(x, init_centroids=means)
+        return iterations
+
+    return run
+
+
+def torch_cem(x: np.ndarray, means: np.ndarray) -> Run:
+    import torch
+
+    points, centres = torch.from_numpy(x), torch.from_numpy(means)
+    return lambda iterations: torch_cem_steps(points, centres, iterations)[2]
+
+
+METHODS: dict[str, Callable[[np.ndarray, np.ndarray], Run]] = {
+    "jaxcmle": ours,
+    "scikit-learn KMeans": sklearn_kmeans,
+    "scikit-learn GaussianMixture": sklearn_mixture,
+    "gmmx": gmmx_mixture,
+    "OTT": ott_kmeans,
+    "faiss": faiss_kmeans,
+    "torch": torch_cem,
+}
+
+
+def measure_shape(n: int, d: int, k: int, short: int, long: int, rounds: int) -> dict[str, Any]:
+    x, means = slow_data(n, d, k)
+    runs, absent = {}, []
+    for name, make in METHODS.items():
+        try:
+            runs[name] = make(x, means)
+        except ImportError:
+            absent.append(name)
+    iterations = {name: run(long) - run(short) for name, run in runs.items()}
+    for name, count in iterations.items():
+        if count < (long - short) / 2:
             raise RuntimeError(f"{name} converges too early to be measured: use harder data")
-    times: dict[tuple[str, int], list[float]] = {
-        (name, count): [] for name in methods for count in (short, long)
+    calls = {
+        (name, count): partial(run, count) for name, run in runs.items() for count in (short, long)
     }
-    for _ in range(rounds):
-        for name, run in methods.items():
-            # Threads of the method before may still be spinning: wait, and warm up again.
-            time.sleep(0.5)
-            run(short)
-            for count in (short, long):
-                times[name, count].append(timed(run, count))
+    times = interleave({f"{name} {count}": call for (name, count), call in calls.items()}, rounds)
 
-    def slope(name: str, summary: Callable[[list[float]], float]) -> float:
-        difference = summary(times[name, long]) - summary(times[name, short])
-        return 1e3 * difference / iterations[name]
+    def per_iteration(name: str) -> Times:
+        """Return the differences of the rounds; one that noise made nothing is left out."""
+        result = Times()
+        pairs = zip(times[f"{name} {long}"].rounds, times[f"{name} {short}"].rounds, strict=True)
+        slopes = [(more - less) / iterations[name] for more, less in pairs]
+        result.rounds = [value for value in slopes if value > 0]
+        result.first = times[f"{name} {short}"].first
+        return result
 
-    # The best times: whatever else the machine does can only add to them.
-    best = {name: slope(name, min) for name in methods}
-    return {
-        "n": n,
-        "d": d,
-        "k": k,
-        "milliseconds": best,
-        "milliseconds by medians": {name: slope(name, statistics.median) for name in methods},
-        "ratios": {name: best[name] / best["jaxcmle"] for name in methods if name != "jaxcmle"},
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore", message=".*did not converge.*")
-
-    print("time per iteration, and how many times ours fits into it")
-    print(f"{'n':>9} {'d':>3} {'k':>3} {'ours':>10} {'KMeans':>20} {'GaussianMixture':>22}")
-    results = []
-    for n, d, k, short, long in SHAPES:
-        result = measure(n, d, k, short, long, options.rounds)
-        results.append(result)
-        cells = []
-        for name in ("KMeans", "GaussianMixture"):
-            ratio = result["ratios"][name]
-            aim = AIMS[name].get(d)
-            mark = "" if aim is None else f" (aim {aim:g})"
-            cells.append(f"{ratio:.2f}x{mark}")
-        own = f"{result['milliseconds']['jaxcmle']:.2f} ms"
-        print(f"{n:>9} {d:>3} {k:>3} {own:>10} {cells[0]:>20} {cells[1]:>22}", flush=True)
-    report({"results": results}, options.json, "scikit-learn")
+    each = {name: per_iteration(name) for name in runs}
+    own = each["jaxcmle"].rounds
+    result: dict[str, Any] = {"n": n, "d": d, "k": k, "absent": absent, "ratios": {}}
+    result["milliseconds"] = {name: 1e3 * value.median for name, value in each.items()}
+    result["compile seconds"] = times[f"jaxcmle {short}"].summary()["compile"]
+    for name, value in each.items():
+        if name != "jaxcmle":
+            spread = [other / statistics.median(own) for other in value.rounds]
+            result["ratios"][name] = {
+                "ratio": value.median / statistics.median(own),
+                "lowest": min(spread),
+                "highest": max(spread),
+            }
+    return result
 
 
-if __name__ == "__main__":
-    main()
+def measure(quick: bool) -> dict[str, Any]:
+    shapes = []
+    for shape in QUICK_SHAPES if quick else SHAPES:
+        say("cem", *shape[:3])
+        shapes.append(measure_shape(*shape, 3 if quick else ROUNDS))
+    return {"shapes": shapes, "aims": AIMS}
+
+
+def table(found: dict[str, Any]) -> Table:
+    shapes = found["results"]["shapes"]
+    names = [name for name in METHODS if name != "jaxcmle"]
+    rows, reached, aimed = [], 0, 0
+    for one in shapes:
+        cells = [f"{one['n']:,} × {one['d']}, {one['k']}"]
+        for name in names:
+            ratio = one["ratios"].get(name)
+            aim = AIMS.get(name, {}).get(one["d"])
+            cells.append("–" if ratio is None else number(ratio["ratio"]))
+            if ratio is not None:
+                cells[-1] += f" ({number(ratio['lowest'])} to {number(ratio['highest'])})"
+            if aim is not None and ratio is not None:
+                cells[-1] += f", aim {aim:g}"
+                aimed += 1
+                reached += ratio["ratio"] >= aim
+        rows.append(tuple(cells))
+    before = (
+        "Time per iteration of others over that of our CEM, on the same points from the same "
+        "means: above 1, ours is faster. In brackets the range of the rounds."
+    )
+    after = (
+        f"{reached} of {aimed} aims are reached. An iteration of ours estimates weights and "
+        f"variances as well, which k-means does not.\n\n{source(found)}"
+    )
+    return Table(before, ("points × features, clusters", *names), tuple(rows), after)
+
+
+PARTS = {"iteration": Part(measure, table)}

@@ -2,25 +2,19 @@
 
 A point evaluation is one minimum and one addition: one candidate of the product on one point. All
 rates are point evaluations a second, without pruning; NumPy's sgemm in floating-point operations a
-second, two to a multiplication with addition. Every method runs on a slice that takes it a while;
-rounds are interleaved, and the best time of each counts. Then repetitions of block means, as
-`approximate` scores them, and the memory that a slice of 2048^3 candidates takes.
-
-Run: `python -m benchmarks.scoring` (add `--json FILE` to keep the numbers).
+second, two to a multiplication with addition. Every method runs on a slice that takes it a while.
+Then repetitions of block means, as `approximate` scores them.
 """
 
-import argparse
-import resource
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import report
+from benchmarks.harness import ROUNDS, interleave, say, seconds
+from benchmarks.tables import Part, Table, number, source
 from jaxcmle.candidates import scoring
 
 N = 8192
@@ -96,20 +90,7 @@ def sgemm() -> Callable[[], Any]:
     return lambda: matrix @ matrix
 
 
-def best_times(methods: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in methods}
-    for _ in range(rounds):
-        for name, run in methods.items():
-            # Threads of the method before may still be spinning: wait, and warm up again.
-            time.sleep(0.3)
-            jax.block_until_ready(run())
-            begin = time.perf_counter()
-            jax.block_until_ready(run())
-            times[name].append(time.perf_counter() - begin)
-    return {name: min(values) for name, values in times.items()}
-
-
-def measure(k: int, count: int, rows: int, few: int, rounds: int) -> dict[str, Any]:
+def measure_shape(k: int, count: int, rows: int, few: int, rounds: int) -> dict[str, Any]:
     columns = data(k, count)
     methods = {
         "sgemm": sgemm(),
@@ -117,47 +98,72 @@ def measure(k: int, count: int, rows: int, few: int, rounds: int) -> dict[str, A
         "NumPy": straightforward_numpy(columns, few),
         "vmap": straightforward_vmap(columns, few),
     }
-    times = best_times(methods, rounds)
+    times = interleave(methods, rounds)
     work = {"sgemm": 2 * 2048**3, "jaxcmle": rows * count * N}
     work |= {"NumPy": few * count * N, "vmap": few * count * N}
-    rates = {name: work[name] / times[name] for name in methods}
+
+    def against(name: str) -> dict[str, float]:
+        """Return our rate over theirs: of medians, lowest and highest of the rounds."""
+        share = work["jaxcmle"] / work[name]
+        pairs = zip(times[name].rounds, times["jaxcmle"].rounds, strict=True)
+        each = [share * theirs / mine for theirs, mine in pairs]
+        middle = share * times[name].median / times["jaxcmle"].median
+        return {"ratio": middle, "lowest": min(each), "highest": max(each)}
+
     return {
         "k": k,
         "columns": count,
-        "rates": rates,
-        "ratios": {name: rates["jaxcmle"] / rates[name] for name in methods if name != "jaxcmle"},
+        "rate": work["jaxcmle"] / times["jaxcmle"].median,
+        "seconds": seconds(times),
+        "ratios": {name: against(name) for name in AIMS},
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-
-    print(f"point evaluations a second on {N} points, as a multiple of the rate of")
-    print(f"{'k':>2} {'columns':>8} {'ours':>12} " + "".join(f"{name:>18}" for name in AIMS))
-    results = []
-    for shape in SHAPES:
-        result = measure(*shape, options.rounds)
-        results.append(result)
-        cells = [f"{result['ratios'][name]:.2f}x (aim {aim:g})" for name, aim in AIMS.items()]
-        own = f"{result['rates']['jaxcmle'] / 1e9:.1f} G/s"
-        row = "".join(f"{cell:>18}" for cell in cells)
-        print(f"{result['k']:>2} {result['columns']:>8} {own:>12} {row}", flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    budget = scoring.product_bytes(3, 2048, N) / 2**20
-    print(f"memory of a slice of 2048^3: budget {budget:.0f} MiB; peak of this process, with JAX")
-    print(f"and the columns of all shapes and methods: {peak:.0f} MiB")
-    repetitions = []
-    for k, g, d in REPETITIONS:
-        rate = scoring.repetition_rate(k, g, d)
-        repetitions.append({"k": k, "variances": g, "d": d, "rate": rate})
-        share = rate / results[0]["rates"]["sgemm"]
-        print(f"block means, k={k}, {g} variances, d={d}: {rate / 1e9:.2f} G/s, {share:.3f} sgemm")
-    found = {"results": results, "repetitions": repetitions, "peak MiB": peak}
-    report(found, options.json)
+def measure(quick: bool) -> dict[str, Any]:
+    shapes = []
+    for shape in SHAPES[::2] if quick else SHAPES:
+        say("scoring", *shape[:2])
+        shapes.append(measure_shape(*shape, 3 if quick else ROUNDS))
+    repetitions = [
+        {"k": k, "variances": g, "d": d, "rate": scoring.repetition_rate(k, g, d)}
+        for k, g, d in REPETITIONS[: 1 if quick else None]
+    ]
+    return {"shapes": shapes, "repetitions": repetitions}
 
 
-if __name__ == "__main__":
-    main()
+def table(found: dict[str, Any]) -> Table:
+    rows = []
+    missed = []
+    for one in found["results"]["shapes"]:
+        name = f"{one['k']} components, {one['columns']} columns"
+        cells = []
+        for peer, aim in AIMS.items():
+            ratio = one["ratios"][peer]
+            spread = f"{number(ratio['lowest'])} to {number(ratio['highest'])}"
+            cells.append(f"{number(ratio['ratio'])} ({spread})")
+            if ratio["ratio"] < aim:
+                missed.append(peer)
+        rows.append((name, *cells))
+    before = (
+        f"Scoring a product of columns (one minimum and one addition for each candidate and point) "
+        f"on {N:,} points, without pruning: our rate over that of others, with the range of the "
+        "rounds."
+    )
+    words = ", ".join(
+        f"beside {peer} in {missed.count(peer)} of {len(rows)}" for peer in AIMS if peer in missed
+    )
+    after = f"The aim is missed {words}." if words else "All aims are reached."
+    if "sgemm" in missed:
+        after += (
+            " A minimum and an addition are two instructions where sgemm has one for two flops."
+        )
+    header = (
+        "product",
+        f"NumPy's sgemm, in flops (aim {AIMS['sgemm']:g})",
+        f"straightforward NumPy (aim {AIMS['NumPy']:g})",
+        f"straightforward `vmap` (aim {AIMS['vmap']:g})",
+    )
+    return Table(before, header, tuple(rows), f"{after}\n\n{source(found)}")
+
+
+PARTS = {"product": Part(measure, table)}
