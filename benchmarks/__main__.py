@@ -7,7 +7,7 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.harness import as_json, machine_limits, provenance, say
 from benchmarks.peers import absent
@@ -47,8 +47,17 @@ def older_runs(paths: list[Path]) -> dict[str, dict[str, Any]]:
     return result
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the benchmarks that are asked for."""
+class Options(NamedTuple):
+    """What to measure, how, and what to do with it."""
+
+    parts: list[str]
+    older: dict[str, dict[str, Any]]
+    quick: bool
+    save: Path | None
+
+
+def parsed(arguments: list[str] | None) -> Options:
+    """Return what the command line asks for, and what it is held against."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, for all in 5 minutes")
     parser.add_argument(
@@ -70,6 +79,12 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     older = older_runs(options.compare or [])
     parts = chosen_parts(options.only or list(older) or list(SUITES))
+    return Options(parts, older, options.quick, options.save)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the benchmarks that are asked for."""
+    options = parsed(arguments)
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
     for name, why in absent().items():
@@ -78,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(", ".join(f"{name} {value}" for name, value in source.items()))
     begin = time.perf_counter()
     limits = machine_limits()
-    for name in parts:
+    for name in options.parts:
         start = time.perf_counter()
         part = PARTS[name]
         found = {
@@ -94,8 +109,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"\n## {name}\n\n{table.markdown()}", flush=True)
         if options.save:
             (options.save / file_name(name)).write_text(text, encoding="utf-8")
-        if name in older:
-            old = older[name]
+        if name in options.older:
+            old = options.older[name]
             if old["quick"] != options.quick:
                 say(f"{name}: one of the two runs is a quick one, so sizes differ")
             print(f"\n### {name}: before → now\n\n{compare(part.table(old), table)}", flush=True)

@@ -31,7 +31,8 @@ class Peer(NamedTuple):
 
 def _lacks(module: str, extra: str = "install the extra `bench`") -> str:
     try:
-        importlib.import_module(module)
+        with quiet():
+            importlib.import_module(module)
     except ImportError:
         return f"{module} is not installed: {extra}"
     return ""

@@ -23,7 +23,7 @@ import jaxcmle as jc
 from benchmarks.data import mixture_data, slow_data
 from benchmarks.harness import Times, in_own_process, interleave, say, slope
 from benchmarks.judging import cem_cost, default_min_size, is_reached, solution_cost
-from benchmarks.tables import Part, Table, ratio, source
+from benchmarks.tables import Part, Table, number, ratio, source
 from jaxcmle.candidates import scoring
 
 # Iterations of CEM, on clusters that overlap so far that it does not converge sooner.
@@ -245,7 +245,7 @@ def _in_words(memory: float | None) -> str:
 
 
 def _megabytes(count: int | None) -> str:
-    return "–" if count is None else f"{max(count, 0) / 1e6:,.0f}"
+    return "–" if count is None else number(max(count, 0) / 1e6)
 
 
 def measure_devices(quick: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The README is true: its examples run and print what it says, its commands are what CI runs."""
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -11,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import jaxcmle as jc
+from benchmarks import readme
+from benchmarks.__main__ import parsed
+from benchmarks.harness import RESULTS
+from benchmarks.suites import PARTS, file_name
 from jaxcmle.apps.exits import Exit
+from jaxcmle.solve.fit import MOST_CERTIFIED
+from jaxcmle.solve.instances import bucket_of
+from jaxcmle.solve.many import MOST_POINTS
 
 PRECISIONS = ("float32",)
 ROOT = Path(__file__).parent.parent
@@ -77,161 +86,109 @@ def test_the_exit_codes_are_those_of_the_program():
         assert re.search(rf"[:;] {code.value} \w", words), code
 
 
-def test_the_measured_ranges_are_those_of_the_committed_results():
-    runs = [
-        json.loads(path.read_text(encoding="utf-8"))["results"]
-        for path in sorted((ROOT / "benchmarks" / "results").glob("cem_*.json"))
-    ]
-    assert len(runs) == 3
-    for results in zip(*runs, strict=True):
-        first = results[0]
-        row = f"| {first['n']:,} × {first['d']}, {first['k']} |"
-        line = next(line for line in README.splitlines() if line.startswith(row))
-        for name in ("KMeans", "GaussianMixture"):
-            ratios = [round(result["ratios"][name], 2) for result in results]
-            assert f"{min(ratios):g} to {max(ratios):g}" in line
-
-
-def test_the_measured_ranges_of_scoring_are_those_of_the_committed_results():
-    runs = [
-        json.loads(path.read_text(encoding="utf-8"))["results"]
-        for path in sorted((ROOT / "benchmarks" / "results").glob("scoring_*.json"))
-    ]
-    assert len(runs) == 3
-    for results in zip(*runs, strict=True):
-        row = f"| {results[0]['k']} components, {results[0]['columns']} columns |"
-        line = next(line for line in README.splitlines() if line.startswith(row))
-        for name in ("sgemm", "NumPy", "vmap"):
-            ratios = [round(result["ratios"][name], 2) for result in results]
-            assert f"{min(ratios):g} to {max(ratios):g}" in line
-
-
 def test_every_public_function_is_mentioned():
-    import jaxcmle as jc
-
     for name in jc.__all__:
         if name[0].islower():
             assert f"{name}(" in README, name
 
 
-def span(values, digits, unit=""):
-    """Return the lowest and the highest as they are written in a table."""
-    low, high = (f"{round(value, digits):g}" for value in (min(values), max(values)))
-    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+def test_the_tables_are_those_of_the_committed_results():
+    assert readme.filled(README) == README
+    assert readme.PICTURE.read_text(encoding="utf-8") == readme.picture()
+    for path in re.findall(r"!\[[^]]*\]\((.*?)\)", README):
+        assert 0 < (ROOT / path).stat().st_size < 300_000
 
 
-def test_the_measured_ranges_of_pruning_are_those_of_the_committed_results():
-    runs = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "benchmarks" / "results").glob("pruning_*.json"))
-    ]
+def test_everything_that_was_measured_is_shown():
+    shown = [match.group(2) for match in readme.PLACES.finditer(README)]
+    assert sorted(shown) == sorted(PARTS)
+    files = {path.name for path in RESULTS.glob("*.json")}
+    assert files == {file_name(part) for part in PARTS}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_results_say_where_they_come_from(part):
+    found = json.loads((RESULTS / file_name(part)).read_text(encoding="utf-8"))
+    assert found["part"] == part
+    assert found["quick"] is False
+    source = found["provenance"]
+    assert source["dirty"] is False
+    assert re.fullmatch("[0-9a-f]{7,}", source["commit"])
+    assert {"jaxcmle", "jax", "numpy", "device", "dtype", "processor", "cores"} <= set(source)
+    assert min(found["limits"].values()) > 1e9
+    assert f"commit `{source['commit']}`" in README
+
+
+def prose():
+    """Return README without what other tests check: code, tables that were measured, repairs."""
+    text = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    text = readme.PLACES.sub("", text)
+    text = re.sub(r"## Repairs to the paper.*?(?=\n## )", "", text, flags=re.DOTALL)
+    text = re.sub(r"\$\$.*?\$\$|`[^`]*`|\]\([^)]*\)", " ", text, flags=re.DOTALL)
+    return " ".join(text.split())
+
+
+def default(function, name):
+    return inspect.signature(function).parameters[name].default
+
+
+# All numbers in the words of README: what the code has, definitions, and places in the paper.
+PHRASES = (
+    f"quick certificate for up to {MOST_CERTIFIED} points",
+    f"More than {jc.Effort().sample:,} (",
+    f"(default {default(jc.certify, 'tolerance'):g} nats per point)",
+    f"(default {format(default(jc.approximate, 'max_candidates'), '.0e')})".replace("1e+08", "10⁸"),
+    f"Instances of more than {MOST_POINTS} points",
+    f"({', '.join(dict.fromkeys(str(bucket_of(100, k, False).k) for k in range(1, 13)))}, ...)",
+    "; ".join(["0 done", "1 an error in jaxcmle", "2 arguments or data that cannot be used"]),
+    "3 no admissible answer",
+    "4 an output could not be written",
+    "130 Ctrl-C",
+    "Python 3.11",
+    "clusters of 167 points and more does not rule out a better partition with a cluster of 5",
+    "a factor of 1+ε",
+    "Algorithm 1",
+    "Algorithm 2",
+    "1/ε",
+    "1/η",
+    "1/(2π)",
+    "4d/π",
+    "1/(2β)",
+    "w = 1/k",
+    "n / 2K",
+    "n / 2k",
+    "as good as 0.",
+    "−1",
+    "counts data, from 1",
+    "circles at 1 and 2 σ",
+    "and to 2 points at least",
+    "τ = 1",
+    "τ → 0",
+    "above 0",
+    "weight of 0",
+    "keeps weight 0",
+    "(default 2)",
+)
+
+
+def test_no_number_is_typed_that_was_measured():
+    """What was measured stands in the tables; other numbers are known to this test."""
+    words = prose()
+    for phrase in sorted(PHRASES, key=len, reverse=True):
+        assert phrase in words, phrase
+        words = words.replace(phrase, "")
+    left = re.findall(r".{0,40}(?<![A-Za-z])\d.{0,20}", words)
+    assert left == []
+
+
+def test_the_commands_of_the_benchmarks_are_theirs(monkeypatch):
+    """All but the installation, up to where they would begin to measure."""
+    commands = re.search(r"<!-- benchmarks -->\n```bash\n(.*?)```", README, re.DOTALL).group(1)
+    lines = [line.split("#")[0].split() for line in commands.splitlines()]
+    runs = [line[3:] for line in lines if line[:3] == ["python", "-m", "benchmarks"]]
     assert len(runs) == 3
-    for found in zip(*(run["selection"] for run in runs), strict=True):
-        ratios = span([one["ratio"] for one in found], 1)
-        assert f"| {found[0]['rows']:,} × {found[0]['length']:,} | {ratios} |" in README
-    for found in zip(*(run["seeding"] for run in runs), strict=True):
-        kind, n, d, k, _ = found[0]["set"].values()
-        costs = [
-            span([one["one start"][name]["mean"] for one in found], 3)
-            for name in ("abs", "kmeans++")
-        ]
-        shares = [span([100 * one[word] for one in found], 0, " %") for word in ("better", "worse")]
-        row = f"| {kind}, {n:,} × {d}, {k} | " + " | ".join(costs + shares) + " |"
-        assert row in README
-    shares = [
-        span([100 * run["all sets"][word] for run in runs], 0, " %") for word in ("better", "worse")
-    ]
-    assert f"| all sets | | | {shares[0]} | {shares[1]} |" in README
-
-
-def quality(part):
-    path = ROOT / "benchmarks" / "results" / f"quality_{part}.json"
-    return json.loads(path.read_text(encoding="utf-8"))[part]
-
-
-def test_the_quality_of_fit_is_that_of_the_committed_results():
-    found = quality("real")["cells"]
-    for name in dict.fromkeys(cell["set"] for cell in found):
-        cells = [cell for cell in found if cell["set"] == name]
-        good = sum(cell["keys as good"] for cell in cells)
-        keys = sum(cell["keys"] for cell in cells)
-        ratios = span([cell["ratios"]["GaussianMixture"] for cell in cells], 2)
-        assert f"| {name} | {good} of {keys} | {ratios} |" in README
-    fast = sum(cell["ratios"]["GaussianMixture"] >= 1 for cell in found)
-    assert f"met in {fast} of {len(found)} cells" in README
-
-
-def test_the_quality_of_the_thorough_search_is_that_of_the_committed_results():
-    cells = quality("thorough")["cells"]
-    for name in dict.fromkeys(cell["set"] for cell in cells):
-        above = [round(cell["above best known"], 2) for cell in cells if cell["set"] == name]
-        row = " | ".join(f"{value + 0.0:.2f}" for value in above)
-        assert f"| {name} | {row} |" in README
-
-
-def test_the_quality_on_known_answers_is_that_of_the_committed_results():
-    synthetic, brute = quality("synthetic"), quality("brute")
-    instances = [one for shape in synthetic["shapes"] for one in shape["instances"]]
-    reached = sum(one["reached"] for one in instances)
-    words = " ".join(README.split())
-    assert f"{reached} of {len(instances)} mixtures" in words
-    reached = sum(one["reached"] for one in brute["instances"])
-    assert f"{reached} of {len(brute['instances'])} instances" in words
-
-
-def test_the_large_instances_are_those_of_the_committed_results():
-    path = ROOT / "benchmarks" / "results" / "large.json"
-    for one in json.loads(path.read_text(encoding="utf-8"))["results"]:
-        words = "at most the truth" if one["reached"] else f"{one['difference']:.0f} nats above"
-        memory = f"{one['bytes'] / 1e9:.1f} GB"
-        assert f"| {one['n']:,} × {one['d']:,}, {one['k']} | {words} | {memory} |" in README
-
-
-def certificate_rows():
-    """Return the rows of the table of certificates."""
-    path = ROOT / "benchmarks" / "results" / "certificate.json"
-    for found in json.loads(path.read_text(encoding="utf-8"))["results"]:
-        quick = "" if found["quick gap"] is None else f"{found['quick gap']:.2f}"
-        wanted = "" if found["wanted"] is None else f"{found['wanted']:g}"
-        ratio = "" if found["peer"] is None else f"{found['peer']['ratio']:.1f}"
-        cells = (found["name"], quick, f"{found['gap']:.3f}", wanted, found["method"], ratio)
-        yield found, "| " + " | ".join(cells) + " |"
-
-
-def test_the_certificates_are_those_of_the_committed_results():
-    rows = list(certificate_rows())
-    assert len(rows) > 10
-    for found, row in rows:
-        assert row in README
-        assert found["wanted"] is None or found["gap"] <= found["wanted"]
-    picture = (ROOT / "benchmarks" / "results" / "certificate.svg").read_text(encoding="utf-8")
-    assert "(benchmarks/results/certificate.svg)" in README
-    assert picture.count("<polyline") >= 3
-
-
-def test_the_times_of_many_instances_are_those_of_the_committed_results():
-    path = ROOT / "benchmarks" / "results" / "many.json"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    words = " ".join(README.split())
-
-    def ratio(one):
-        return f"{one['ratio']:.1f} ({one['lowest']:.1f} to {one['highest']:.1f}"
-
-    for one in found["cem"]:
-        row = f"| {one['b']:,} × {one['n']:,} × {one['d']}, {one['k']} |"
-        line = next(line for line in README.splitlines() if line.startswith(row))
-        for name in ("KMeans", "GaussianMixture", "vmap"):
-            assert ratio(one["ratios"][name]) in line
-        assert one["labels as by cem"] > 0.99
-    fit, ragged, large = found["fit"], found["ragged"], found["large"]
-    peer = fit["ratios"]["GaussianMixture"]
-    fast = (
-        f"{peer['ratio']:.1f} times as fast ({peer['lowest']:.1f} to {peer['highest']:.1f}, aim 10)"
-    )
-    assert fast in words
-    assert f"lower or equal in {fit['share']['raw']:.1%} of them" in words
-    assert f"or in {fit['share']['after CEM']:.1%} after our CEM" in words
-    assert f"padding adds {ragged['padding waste']:.0%} of the points" in words
-    assert f"the second is {ragged['ratio']:.1f} times as fast" in words
-    assert f"{large['cem bytes'] / 1e6:.0f} MB on top for `cem_many`" in words
-    assert f"{large['fit bytes'] / 1e6:.0f} MB for `fit_many`" in words
+    monkeypatch.chdir(ROOT)
+    for arguments in runs:
+        options = parsed(arguments)
+        assert options.parts
+        assert set(options.older) <= set(options.parts)
