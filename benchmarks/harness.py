@@ -6,12 +6,13 @@ rounds, with the lowest and the highest; a speed is a ratio of two such times of
 machine can do, a matrix product and a copy, is measured in the same run.
 """
 
+import ctypes
+import gc
 import json
 import math
 import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 ROUNDS = 5
 SETTLE = 0.3
+# Memory that is free can only be given back where all threads share it.
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("jax", "numpy", "scikit-learn", "gmmx", "ott-jax", "faiss-cpu", "torch")
 
@@ -104,10 +107,30 @@ def slope(sizes: list[int], values: list[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
-def peak_bytes() -> int:
-    """Return the most memory that this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+def grown_bytes(run: Callable[[], T]) -> tuple[int | None, T]:
+    """Return the most memory that a call takes on top of what is held before, and its result.
+
+    Best in a process of its own with `ONE_ARENA`. None where the system does not tell: Linux does.
+    """
+    gc.collect()
+    try:
+        # Give back what is free, and let the peak begin anew: a new process begins with that of
+        # the one that started it.
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except (OSError, AttributeError, TypeError):
+        return None, jax.block_until_ready(run())
+    before = _memory("VmRSS")
+    result = jax.block_until_ready(run())
+    return _memory("VmHWM") - before, result
+
+
+def _memory(field: str) -> int:
+    """Return the bytes that this process holds, as Linux tells them: `VmRSS`, the peak `VmHWM`."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(field):
+            return 1024 * int(line.split()[1])
+    raise ValueError(f"no {field} in /proc/self/status")
 
 
 def in_own_process(

@@ -12,7 +12,6 @@ Ours is the time of the whole call: checks, packing, copies and results.
 """
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +21,11 @@ import numpy as np
 
 import jaxcmle as jc
 from benchmarks.harness import (
+    ONE_ARENA,
     ROUNDS,
+    grown_bytes,
     in_own_process,
     interleave,
-    peak_bytes,
     ratios,
     say,
     seconds,
@@ -238,10 +238,10 @@ def fit_table(found: dict[str, Any]) -> Table:
 
 def ragged(quick: bool) -> dict[str, Any]:
     say("many ragged")
-    count = 12 if quick else int(RAGGED["instances"])
+    count = 8 if quick else int(RAGGED["instances"])
     rng = np.random.default_rng(2)
     lengths = rng.lognormal(math.log(RAGGED["median"]), RAGGED["sigma"], count)
-    lengths = np.clip(lengths, RAGGED["shortest"], 300 if quick else RAGGED["longest"]).astype(int)
+    lengths = np.clip(lengths, RAGGED["shortest"], 60 if quick else RAGGED["longest"]).astype(int)
     k, d = 3, 2
     xs = [data(1, int(n), d, k, seed=i)[0][0] for i, n in enumerate(lengths)]
     buckets = [bucket_of(len(x), k, False).n for x in xs]
@@ -286,16 +286,11 @@ def measure_memory(b: int) -> dict[str, Any]:
     weights = jnp.full((b, k), 1 / k)
     starts = jc.Mixture(weights=weights, means=jnp.asarray(means), variances=jnp.ones_like(weights))
 
-    def grown(run: Callable[[], Any]) -> tuple[int, float]:
-        before, begin = peak_bytes(), time.perf_counter()
-        jax.block_until_ready(run())
-        return peak_bytes() - before, time.perf_counter() - begin
-
     # Compiles first, on a few.
     jc.cem_many(x[:1000], jax.tree.map(lambda leaf: leaf[:1000], starts))
     jc.fit_many(x[:200], k, effort="quick", certificate=False)
-    cem_bytes, _ = grown(lambda: jc.cem_many(x, starts))
-    fit_bytes, _ = grown(lambda: jc.fit_many(x, k, effort="quick", certificate=False))
+    cem_bytes, _ = grown_bytes(lambda: jc.cem_many(x, starts))
+    fit_bytes, _ = grown_bytes(lambda: jc.fit_many(x, k, effort="quick", certificate=False))
     return {
         "b": b,
         "n": n,
@@ -309,14 +304,18 @@ def measure_memory(b: int) -> dict[str, Any]:
 
 def memory(quick: bool) -> dict[str, Any]:
     say("many memory")
-    return in_own_process(measure_memory, 5000 if quick else LARGE[0])
+    return in_own_process(measure_memory, 5000 if quick else LARGE[0], environment=ONE_ARENA)
+
+
+def megabytes(value: float | None) -> str:
+    return "unknown" if value is None else f"{value / 1e6:.0f} MB"
 
 
 def memory_table(found: dict[str, Any]) -> Table:
     one = found["results"]
     rows = (
-        ("`cem_many`, results included", f"{one['cem bytes'] / 1e6:.0f} MB"),
-        ("`fit_many` after that", f"{one['fit bytes'] / 1e6:.0f} MB"),
+        ("`cem_many`, results included", megabytes(one["cem bytes"])),
+        ("`fit_many`, results included", megabytes(one["fit bytes"])),
     )
     before = (
         f"{one['b']:,} instances of {one['n']} × {one['d']} ({one['data bytes'] / 1e6:.0f} MB) in "

@@ -41,7 +41,7 @@ from benchmarks.tables import Part, Table, number, source, span
 
 PEER_STARTS = 20
 SEEDS = 3
-CLUSTERS = (3, 5, 10)
+CLUSTERS = (3, 10)
 # Points, features, clusters and seed of mixtures beside the real data.
 MIXTURES = ((2000, 2, 15, 7), (2000, 8, 10, 8))
 # The least costs that are known, by the number of clusters.
@@ -74,7 +74,7 @@ def cells(quick: bool) -> list[tuple[str, np.ndarray, int]]:
     """Return the data sets with their names and numbers of clusters."""
     sets = real_data()
     if quick:
-        return [("iris", sets["iris"], 3), ("wine", sets["wine"], 5)]
+        return [("iris", sets["iris"], 3)]
     result = [(name, x, k) for name, x in sets.items() for k in CLUSTERS]
     for n, d, k, seed in MIXTURES:
         result.append((f"mixture, {d}-D", mixture_data(n, d, k, seed)[0], k))

@@ -6,12 +6,9 @@ what it held before it, data and programs, and less the results. That is Linux's
 set back, after all that is free was given back; elsewhere there is no memory in the table.
 """
 
-import ctypes
-import gc
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,7 +18,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcmle as jc
 from benchmarks.data import mixture_data, slow_data
-from benchmarks.harness import Times, in_own_process, interleave, say, slope
+from benchmarks.harness import (
+    ONE_ARENA,
+    Times,
+    grown_bytes,
+    in_own_process,
+    interleave,
+    say,
+    slope,
+)
 from benchmarks.judging import cem_cost, default_min_size, is_reached, solution_cost
 from benchmarks.tables import Part, Table, number, ratio, source
 from jaxcmle.candidates import scoring
@@ -32,8 +37,6 @@ ITERATIONS = 20
 LEAST_BYTES = 2**20
 # Memory is called flat if it grows by a smaller power of the size than this.
 FLAT = 0.1
-# Memory that is free can only be given back where all threads share it.
-SHARED = {"MALLOC_ARENA_MAX": "1"}
 
 
 DEVICES = (1, 2, 4, 8)
@@ -152,7 +155,7 @@ LADDERS = (
 
 
 def measure_growth(quick: bool) -> dict[str, Any]:
-    return {"ladders": in_own_process(climb_all, quick, environment=SHARED)}
+    return {"ladders": in_own_process(climb_all, quick, environment=ONE_ARENA)}
 
 
 def climb_all(quick: bool) -> list[dict[str, Any]]:
@@ -185,31 +188,10 @@ def climb(ladder: Ladder, sizes: tuple[int, ...], quick: bool) -> dict[str, Any]
 
 def held_bytes(run: Run) -> int | None:
     """Return the bytes that a call takes above data, programs and results; None if unknown."""
-    gc.collect()
-    if not _set_back():
+    grown, result = grown_bytes(run)
+    if grown is None:
         return None
-    before = _memory("VmRSS")
-    result = jax.block_until_ready(run())
-    grown = _memory("VmHWM") - before
     return grown - sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(result))
-
-
-def _set_back() -> bool:
-    """Give back what is free, and make what is held now the peak so far; tell whether it worked."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except (OSError, AttributeError, TypeError):
-        return False
-    return True
-
-
-def _memory(field: str) -> int:
-    """Return the bytes that this process holds, as Linux tells them: `VmRSS`, the peak `VmHWM`."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(field):
-            return 1024 * int(line.split()[1])
-    raise ValueError(f"no {field} in /proc/self/status")
 
 
 def growth_table(found: dict[str, Any]) -> Table:
@@ -334,7 +316,7 @@ def measure_large(quick: bool) -> dict[str, Any]:
     effort = "quick" if quick else "default"
     rows = []
     for shape in LARGE_QUICK if quick else LARGE:
-        rows.append(in_own_process(search, shape, effort))
+        rows.append(in_own_process(search, shape, effort, environment=ONE_ARENA))
         say(rows[-1])
     return {"rows": rows}
 
@@ -345,13 +327,11 @@ def search(shape: tuple[int, int, int], effort: Literal["quick", "default"]) -> 
     x, labels = mixture_data(n, d, k, seed=0)
     min_size = default_min_size(n, k)
     points = jax.block_until_ready(jnp.asarray(x))
-    known = _set_back()
-    before = _memory("VmRSS") if known else 0
     begin = time.perf_counter()
-    solution = jc.fit(points, k, min_size=min_size, effort=effort, progress=False)
-    jax.block_until_ready(solution.cost)
+    grown, solution = grown_bytes(
+        lambda: jc.fit(points, k, min_size=min_size, effort=effort, progress=False)
+    )
     seconds = time.perf_counter() - begin
-    grown = _memory("VmHWM") - before if known else None
     cost, truth = solution_cost(x, solution, k, min_size), cem_cost(x, labels, k, min_size)
     return {
         "n": n,

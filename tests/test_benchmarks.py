@@ -76,6 +76,16 @@ def test_a_process_of_its_own_has_its_own_environment():
     assert "JAXCMLE_TEST" not in os.environ
 
 
+def test_memory_is_what_a_call_takes():
+    assert harness.in_own_process(fill, 200, environment=harness.ONE_ARENA) == pytest.approx(
+        200e6, rel=0.1
+    )
+
+
+def fill(megabytes):
+    return harness.grown_bytes(lambda: np.ones(megabytes * 10**6, np.int8).sum())[0]
+
+
 def test_what_json_has_no_number_for_is_none():
     found = {"a": np.float32(np.inf), "b": [math.nan, np.int64(3)], "c": (True, 1 / 3)}
     text = harness.as_json(found)
