@@ -100,7 +100,7 @@ def plans_table(found: dict[str, Any]) -> Table:
             for row in rows
         ),
         f"Sampling takes 10^{min(saved):.0f} to 10^{max(saved):.0f} times fewer than printed for "
-        "the same claim.",
+        f"the same claim.\n\n{source(found)}",
     )
 
 

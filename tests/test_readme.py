@@ -47,6 +47,11 @@ def test_the_python_examples_print_what_is_shown(tmp_path, monkeypatch):
         language, expected = found[i + 1]
         assert language == "text"
         assert output.getvalue() == expected
+    from matplotlib.image import imread
+
+    drawn, shown = imread(tmp_path / "iris.png"), imread(RESULTS / "example.png")
+    assert drawn.shape == shown.shape
+    assert abs(drawn - shown).mean() < 0.02
 
 
 @pytest.mark.parametrize(
