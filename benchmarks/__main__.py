@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import harness
 from benchmarks.harness import as_json, machine_limits, provenance, say
 from benchmarks.peers import absent
 from benchmarks.suites import PARTS, SUITES, file_name
@@ -89,6 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
         options.save.mkdir(parents=True, exist_ok=True)
     for name, why in absent().items():
         say(f"without {name}: {why}")
+    if options.quick:
+        harness.SETTLE = harness.QUICK_SETTLE
     source = provenance()
     print(", ".join(f"{name} {value}" for name, value in source.items()))
     begin = time.perf_counter()

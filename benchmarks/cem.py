@@ -28,7 +28,7 @@ SHAPES = (
     (100_000, 64, 32, 4, 14),
     (1_000_000, 2, 8, 4, 14),
 )
-QUICK_SHAPES = ((20_000, 2, 3, 4, 34), (20_000, 16, 8, 4, 24))
+QUICK_SHAPES = ((20_000, 16, 8, 4, 24),)
 AIMS = {
     "scikit-learn KMeans": {2: 2.5, 16: 1.0, 64: 1.0},
     "scikit-learn GaussianMixture": {2: 25.0, 16: 25.0},

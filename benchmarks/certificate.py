@@ -82,10 +82,7 @@ def simplex(n: int, d: int, k: int, distance: float, seed: int) -> np.ndarray:
 
 
 def quick_cases() -> list[Case]:
-    return [
-        Case("iris, K=3", np.asarray(load_iris().x, np.float64), 3, 0.01, 0.02),
-        Case("2-D, 300, K=3, 4 sigma", mixture(300, 2, 3, 4.0, 0, 0.3), 3, 0.01, 0.02),
-    ]
+    return [Case("2-D, 300, K=3, 4 sigma", mixture(300, 2, 3, 4.0, 0, 0.3), 3, 0.01, 0.02)]
 
 
 def cases() -> list[Case]:

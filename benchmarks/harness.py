@@ -30,7 +30,7 @@ import jaxcmle as jc
 T = TypeVar("T")
 
 ROUNDS = 5
-SETTLE = 0.3
+SETTLE, QUICK_SETTLE = 0.3, 0.1
 # Memory that is free can only be given back where all threads share it.
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 RESULTS = Path(__file__).parent / "results"

@@ -42,7 +42,7 @@ FLAT = 0.1
 DEVICES = (1, 2, 4, 8)
 # Points, features, clusters.
 LARGE = ((1_000_000, 8, 20), (20_000, 16, 200), (5_000, 1_000, 10))
-LARGE_QUICK = ((50_000, 8, 10),)
+LARGE_QUICK = ((20_000, 2, 3),)
 
 Run = Callable[[], Any]
 

@@ -124,6 +124,19 @@ def test_results_say_where_they_come_from(part):
     assert f"commit `{source['commit']}`" in README
 
 
+def test_every_file_that_is_named_exists():
+    named = re.findall(r"`([a-z_]+/[a-z_]+\.py|[a-z]+/)`", README)
+    assert len(named) > 20
+    for name in named:
+        assert (ROOT / "jaxcmle" / name).exists() or (ROOT / name).exists(), name
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
+    headings = re.findall(r"^#+ (.*)$", README, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", each.lower()).replace(" ", "-") for each in headings}
+    for anchor in re.findall(r"\]\(#([^)]+)\)", README):
+        assert anchor in anchors, anchor
+
+
 def prose():
     """Return README without what other tests check: code, tables that were measured, repairs."""
     text = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
