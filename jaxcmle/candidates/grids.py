@@ -272,7 +272,7 @@ def least_entropy(n_clusters: int, balance: float) -> float:
 def geometric_divergence(n_clusters: int, balance: float, exponents: int) -> float:
     r"""Return the most that `geometric_weights` are off by, $KL(w \| \tilde w) \le (\ln \rho)^2/8$.
 
-    (Hoeffding's lemma: the logarithms of `w / rho^a` lie within $\\ln \\rho$ of each other.)
+    (Hoeffding's lemma: the logarithms of `w / rho^a` lie within $\ln \rho$ of each other.)
     """
     return (math.log(balance - n_clusters + 1) / exponents) ** 2 / 8
 

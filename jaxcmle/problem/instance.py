@@ -71,7 +71,7 @@ class YRange(NamedTuple):
 def check_instance(
     x: Any, *, max_points: int = MAX_POINTS, byte_budget: int = BYTE_BUDGET
 ) -> InstanceReport:
-    """Tell whether an instance is well-defined (Definition 1.9 of the paper), and how far off.
+    """Tell whether an instance is well-defined (`def:well-defined` in the paper), and how far off.
 
     Args:
         x: points `[n, d]`.
@@ -173,7 +173,7 @@ def is_balanced(
     g: ArrayLike | None = None,
     sample_weight: Any = None,
 ) -> bool | Array:
-    r"""Tell whether a partition is f-balanced, or (f, g)-balanced (Definition 1.14 of the paper).
+    r"""Tell whether a partition is f-balanced, or (f, g)-balanced (`def:well-balanced` in the paper).
 
     Every cluster holds at least $N / f$ points; with g, also
     $OPT(C_k, 1) \ge \frac{1}{g} \sum_j OPT(C_j, 1)$.
