@@ -173,7 +173,7 @@ def is_balanced(
     g: ArrayLike | None = None,
     sample_weight: Any = None,
 ) -> bool | Array:
-    r"""Tell whether a partition is f-balanced, or (f, g)-balanced (`def:well-balanced` in the paper).
+    r"""Tell whether a partition is f-balanced, or (f, g)-balanced (`def:well-balanced`).
 
     Every cluster holds at least $N / f$ points; with g, also
     $OPT(C_k, 1) \ge \frac{1}{g} \sum_j OPT(C_j, 1)$.
