@@ -319,5 +319,6 @@ def picture(found: dict[str, Any]) -> str:
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
         )
         label = f"{each['name']}: {each['gap']:.4f}"
-        lines.append(text(width - 20, 36 + 16 * i, label, f'text-anchor="end" fill="{colour}"'))
+        # Where the curves are not: they begin high, and late.
+        lines.append(text(left + 10, 222 + 16 * i, label, f'fill="{colour}"'))
     return "\n".join([*lines, "</svg>", ""])
