@@ -14,7 +14,7 @@ from benchmarks.harness import RESULTS
 from benchmarks.suites import PARTS, file_name
 
 README = Path(__file__).parent.parent / "README.md"
-PLACES = re.compile(r"(<!-- measured: (\S+) -->\n).*?(\n<!-- end -->)", flags=re.DOTALL)
+PLACES = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 PICTURE = RESULTS / "certificate.svg"
 
 
@@ -24,7 +24,7 @@ def filled(text: str) -> str:
     def fill(match: re.Match[str]) -> str:
         name = match.group(2)
         found = json.loads((RESULTS / file_name(name)).read_text(encoding="utf-8"))
-        return f"{match.group(1)}\n{PARTS[name].table(found).markdown()}\n{match.group(3)}"
+        return f"{match.group(1)}\n{PARTS[name].table(found).markdown()}\n\n{match.group(3)}"
 
     return PLACES.sub(fill, text)
 
