@@ -104,6 +104,13 @@ def test_the_tables_are_those_of_the_committed_results():
         assert 0 < (ROOT / path).stat().st_size < 300_000
 
 
+def test_empty_places_are_filled_each_by_itself():
+    empty = "".join(f"<!-- measured: {part} -->\n<!-- end -->\n\n" for part in PARTS)
+    full = readme.filled(empty)
+    assert full.count("commit `") == len(PARTS)
+    assert readme.filled(full) == full
+
+
 def test_everything_that_was_measured_is_shown():
     shown = [match.group(2) for match in readme.PLACES.finditer(README)]
     assert sorted(shown) == sorted(PARTS)
