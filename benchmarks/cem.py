@@ -17,9 +17,9 @@ import numpy as np
 
 import jaxcmle as jc
 from benchmarks.data import slow_data
-from benchmarks.harness import ROUNDS, Times, interleave, say
+from benchmarks.harness import ROUNDS, Times, interleave, say, timed
 from benchmarks.peers import quiet, torch_cem_steps
-from benchmarks.tables import Part, Table, number, source
+from benchmarks.tables import Part, Table, ratio, source
 
 # Points, features, clusters, and the two iteration counts to take the slope between.
 SHAPES = (
@@ -161,14 +161,17 @@ def measure_shape(n: int, d: int, k: int, short: int, long: int, rounds: int) ->
             runs[name] = make(x, means)
         except ImportError:
             absent.append(name)
-    iterations = {name: run(long) - run(short) for name, run in runs.items()}
+    started = {name: timed(partial(run, short)) for name, run in runs.items()}
+    iterations = {name: run(long) - started[name][1] for name, run in runs.items()}
     for name, count in iterations.items():
         if count < (long - short) / 2:
             raise RuntimeError(f"{name} converges too early to be measured: use harder data")
-    calls = {
-        (name, count): partial(run, count) for name, run in runs.items() for count in (short, long)
+    calls: dict[str, Callable[[], Any]] = {
+        f"{name} {count}": partial(run, count)
+        for name, run in runs.items()
+        for count in (short, long)
     }
-    times = interleave({f"{name} {count}": call for (name, count), call in calls.items()}, rounds)
+    times = interleave(calls, rounds)
 
     def per_iteration(name: str) -> Times:
         """Return the differences of the rounds; one that noise made nothing is left out."""
@@ -176,14 +179,14 @@ def measure_shape(n: int, d: int, k: int, short: int, long: int, rounds: int) ->
         pairs = zip(times[f"{name} {long}"].rounds, times[f"{name} {short}"].rounds, strict=True)
         slopes = [(more - less) / iterations[name] for more, less in pairs]
         result.rounds = [value for value in slopes if value > 0]
-        result.first = times[f"{name} {short}"].first
         return result
 
     each = {name: per_iteration(name) for name in runs}
     own = each["jaxcmle"].rounds
     result: dict[str, Any] = {"n": n, "d": d, "k": k, "absent": absent, "ratios": {}}
     result["milliseconds"] = {name: 1e3 * value.median for name, value in each.items()}
-    result["compile seconds"] = times[f"jaxcmle {short}"].summary()["compile"]
+    result["compile seconds"] = started["jaxcmle"][0] - times[f"jaxcmle {short}"].median
+    result["rounds left out"] = {name: rounds - len(value.rounds) for name, value in each.items()}
     for name, value in each.items():
         if name != "jaxcmle":
             spread = [other / statistics.median(own) for other in value.rounds]
@@ -210,15 +213,13 @@ def table(found: dict[str, Any]) -> Table:
     for one in shapes:
         cells = [f"{one['n']:,} × {one['d']}, {one['k']}"]
         for name in names:
-            ratio = one["ratios"].get(name)
+            beside = one["ratios"].get(name)
             aim = AIMS.get(name, {}).get(one["d"])
-            cells.append("–" if ratio is None else number(ratio["ratio"]))
-            if ratio is not None:
-                cells[-1] += f" ({number(ratio['lowest'])} to {number(ratio['highest'])})"
-            if aim is not None and ratio is not None:
+            cells.append("–" if beside is None else ratio(beside))
+            if aim is not None and beside is not None:
                 cells[-1] += f", aim {aim:g}"
                 aimed += 1
-                reached += ratio["ratio"] >= aim
+                reached += beside["ratio"] >= aim
         rows.append(tuple(cells))
     before = (
         "Time per iteration of others over that of our CEM, on the same points from the same "

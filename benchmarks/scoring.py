@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import ROUNDS, interleave, say, seconds
-from benchmarks.tables import Part, Table, number, source
+from benchmarks.tables import Part, Table, ratio, source
 from jaxcmle.candidates import scoring
 
 N = 8192
@@ -138,10 +138,8 @@ def table(found: dict[str, Any]) -> Table:
         name = f"{one['k']} components, {one['columns']} columns"
         cells = []
         for peer, aim in AIMS.items():
-            ratio = one["ratios"][peer]
-            spread = f"{number(ratio['lowest'])} to {number(ratio['highest'])}"
-            cells.append(f"{number(ratio['ratio'])} ({spread})")
-            if ratio["ratio"] < aim:
+            cells.append(ratio(one["ratios"][peer]))
+            if one["ratios"][peer]["ratio"] < aim:
                 missed.append(peer)
         rows.append((name, *cells))
     before = (
