@@ -13,6 +13,7 @@ from jaxcmle.apps.saving import load, save
 from jaxcmle.candidates.plan import Plan
 from jaxcmle.candidates.planning import plan
 from jaxcmle.candidates.seeding import seed
+from jaxcmle.memory import OutOfMemoryError, SmallerTilesWarning
 from jaxcmle.problem.bounds import UpperBound, lower_bound, upper_bound, with_certificate
 from jaxcmle.problem.instance import (
     InstanceReport,
@@ -24,6 +25,7 @@ from jaxcmle.problem.instance import (
     y_range,
 )
 from jaxcmle.problem.objective import assign, cost, estimate, partition_cost, point_costs
+from jaxcmle.problem.placement import ProcessLostError
 from jaxcmle.problem.score import score
 from jaxcmle.problem.types import (
     CMLE,
@@ -48,6 +50,10 @@ from jaxcmle.solve.many import fit_many
 from jaxcmle.solve.pieces import cem_many, lower_bound_many, score_many
 from jaxcmle.solve.select import Selection, SelectionTable, select
 from jaxcmle.solve.stability import Stability, stability
+from jaxcmle.stream.cem import cem_streamed as _cem_streamed
+from jaxcmle.stream.fit import fit_streamed as _fit_streamed
+from jaxcmle.stream.kinds import enter as _enter
+from jaxcmle.stream.predict import predict
 
 if TYPE_CHECKING:
     from jaxcmle.apps.estimator import HardGaussianMixture
@@ -63,10 +69,13 @@ __all__ = [
     "HardGaussianMixture",
     "InstanceReport",
     "Mixture",
+    "OutOfMemoryError",
     "Plan",
     "Problem",
+    "ProcessLostError",
     "Selection",
     "SelectionTable",
+    "SmallerTilesWarning",
     "Solution",
     "Stability",
     "Status",
@@ -96,6 +105,7 @@ __all__ = [
     "plan",
     "point_costs",
     "polish",
+    "predict",
     "rescale",
     "save",
     "score",
@@ -108,6 +118,9 @@ __all__ = [
     "with_certificate",
     "y_range",
 ]
+
+_enter("cem", _cem_streamed)
+_enter("fit", _fit_streamed)
 
 
 def __getattr__(name: str) -> Any:

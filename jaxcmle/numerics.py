@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxcmle import memory
+
 __all__ = [
     "Coefficients",
     "MomentRows",
@@ -30,6 +32,8 @@ __all__ = [
     "centred",
     "cluster_moments",
     "cluster_sums",
+    "exact_shift",
+    "feature_range",
     "in_tiles",
     "is_small",
     "map_stack",
@@ -40,6 +44,8 @@ __all__ = [
     "point_tiles",
     "prepare",
     "quick_moments",
+    "row_sum",
+    "shifted",
     "silence",
     "smallest",
     "squared_distances",
@@ -83,7 +89,7 @@ class Coefficients(NamedTuple):
 
 def tile_bytes() -> int:
     """Return the bytes one tile of work may take: a cache on the CPU, far more on accelerators."""
-    return 2**21 if jax.default_backend() == "cpu" else 2**27
+    return memory.tile_bytes()
 
 
 def apart(function: Callable[..., Any], busy: Array | None, *operands: Any) -> Any:
@@ -112,13 +118,27 @@ def prepare(x: Array, sample_weight: Array | None) -> Points:
     all weights NaN, and so shows in whatever is computed from them.
     """
     weight = jnp.ones(x.shape[0], x.dtype) if sample_weight is None else sample_weight
-    weight = jnp.where((weight >= 0).all(), weight, jnp.nan)
+    return shifted(x, weight, *feature_range(x, weight))
+
+
+def feature_range(x: Array, weight: Array) -> tuple[Array, Array]:
+    """Return the lowest and the highest value of each feature, of points of positive weight."""
     present = (weight > 0)[:, None]
     low = jnp.min(jnp.where(present, x, jnp.inf), axis=0)
-    high = jnp.max(jnp.where(present, x, -jnp.inf), axis=0)
+    return low, jnp.max(jnp.where(present, x, -jnp.inf), axis=0)
+
+
+def shifted(x: Array, weight: Array, low: Array, high: Array) -> Points:
+    """Return what `prepare` does, for some of the points that have this range together."""
+    weight = jnp.where((weight >= 0).all(), weight, jnp.nan)
+    shift = exact_shift(low, high)
+    return Points(jnp.where((weight > 0)[:, None], x - shift, 0), weight, shift)
+
+
+def exact_shift(low: Array, high: Array) -> Array:
+    """Return what can be taken off features of this range without rounding."""
     near = ((low > 0) & (high <= 2 * low)) | ((high < 0) & (low >= 2 * high))
-    shift = jnp.where(near & (low <= high), low + (high - low) / 2, 0).astype(x.dtype)
-    return Points(jnp.where(present, x - shift, 0), weight, shift)
+    return jnp.where(near & (low <= high), low + (high - low) / 2, 0).astype(low.dtype)
 
 
 def silence(weight: Array, values: Array) -> Array:
@@ -146,21 +166,25 @@ def blocked_sum(values: Array) -> Array:
     return blocked_sum(padded.reshape(blocks, BLOCK, *values.shape[1:]).sum(axis=1))
 
 
-def cluster_sums(rows: Array, labels: Array, k: int) -> Array:
+def cluster_sums(rows: Array, labels: Array, k: int, *, interleave: int = 1) -> Array:
     """Sum rows `[n, c]` per label into `[k, c]`, in blocks of the points.
 
     The CPU adds row by row (a scatter); accelerators multiply by a one-hot matrix, which is fast
     there and, unlike atomic additions, always gives the same bits. Labels out of range are dropped.
+    With `interleave`, a scatter turns to so many blocks in turn: else, where most points are of one
+    cluster, every addition waits for the one before.
     """
     n, columns = rows.shape
     blocks = -(-n // BLOCK)
 
     def by_scatter(rows: Array, labels: Array) -> Array:
-        block = jnp.arange(n, dtype=jnp.int32) // BLOCK
+        place = jnp.arange(n, dtype=jnp.int32)
+        block = place // (BLOCK * interleave) * interleave + place % interleave
+        count = -(-n // (BLOCK * interleave)) * interleave
         in_range = (labels >= 0) & (labels < k)
-        segment = jnp.where(in_range, labels + k * block, k * blocks)
-        sums = jax.ops.segment_sum(rows, segment, k * blocks)
-        return blocked_sum(sums.reshape(blocks, k, columns))
+        segment = jnp.where(in_range, labels + k * block, k * count)
+        sums = jax.ops.segment_sum(rows, segment, k * count)
+        return blocked_sum(sums.reshape(count, k, columns))
 
     def by_matmul(rows: Array, labels: Array) -> Array:
         length = BLOCK if blocks > 1 else n
@@ -192,7 +216,7 @@ def whole_moments(points: Points) -> Moments:
     total = blocked_sum(points.weight)
     centred_x, centre = centred(points)
     drift = blocked_sum(points.weight[:, None] * centred_x) / total
-    square = blocked_sum(points.weight * _row_sum(centred_x * centred_x))
+    square = blocked_sum(points.weight * row_sum(centred_x * centred_x))
     scatter = jnp.maximum(square - total * (drift * drift).sum(), 0)
     return Moments(total[None], (centre + drift)[None], scatter[None])
 
@@ -237,12 +261,12 @@ def cluster_moments(points: Points, rows: MomentRows, labels: Array, k: int) -> 
     # Two sums, not one of joined rows: XLA would join them by slow scalar code, anew every time.
     drift = cluster_sums(weight[:, None] * difference, labels, k)
     drift = drift / jnp.where(size > 0, size, 1)[:, None]
-    square = weight * _row_sum(difference * difference)
+    square = weight * row_sum(difference * difference)
     scatter = cluster_sums(square[:, None], labels, k)[:, 0] - size * (drift * drift).sum(axis=1)
     return Moments(size, mean + drift, jnp.maximum(scatter, 0))
 
 
-def _row_sum(values: Array) -> Array:
+def row_sum(values: Array) -> Array:
     """Sum `[n, d]` over d; unrolled for few features, where a reduction over them is slow."""
     if values.shape[1] > 16:
         return values.sum(axis=1)
@@ -349,7 +373,7 @@ def assign_directly(tiles: Array, coefficients: Coefficients, n: int) -> tuple[A
 def matmul_features(x: Array) -> Array:
     """Return the rows `[x, |x|^2, 1]`: costs are their products with `matmul_coefficients`."""
     ones = jnp.ones((x.shape[0], 1), x.dtype)
-    return jnp.concatenate([x, _row_sum(x * x)[:, None], ones], axis=1)
+    return jnp.concatenate([x, row_sum(x * x)[:, None], ones], axis=1)
 
 
 def matmul_coefficients(coefficients: Coefficients) -> Array:

@@ -15,6 +15,7 @@ from jaxcmle.apps import machine
 from jaxcmle.apps.commands import COMMANDS
 from jaxcmle.apps.exits import Exit, ProgramError, reason
 from jaxcmle.apps.options import make_parser
+from jaxcmle.apps.processes import join
 from jaxcmle.apps.tables import DataError, name_of
 
 __all__ = ["main"]
@@ -29,6 +30,7 @@ WORDS = {
     "time_limit": "--time-limit",
     "sample_weight": "--weight-column",
     "guarantee=False": "--no-guarantee",
+    "checkpoint": "--checkpoint",
     ", or raise balance": "",
 }
 
@@ -51,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever reads, as in `| head`, may have seen enough.
         if not isinstance(error, BrokenPipeError):
             code = _complain(f"cannot print: {reason(error)}", Exit.NOT_WRITTEN)
-    if code == Exit.INTERRUPTED:
-        # At once: where a compilation is going on in another thread, Python could not end well.
+    if code in (Exit.INTERRUPTED, Exit.PROCESS_LOST):
+        # At once: where a compilation is going on in another thread, or where others are waited
+        # for that are no more, Python could not end well.
         sys.stderr.flush()
         os._exit(code)
     return code
@@ -71,6 +74,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         if options.cache:
             machine.set_up_cache()
+        if hasattr(options, "distributed"):
+            join(options)
         machine.use_device(options.device)
         return COMMANDS[options.command](options)
     except BrokenPipeError:
@@ -96,6 +101,10 @@ def _run(options: argparse.Namespace) -> int:
             problem, code = problem.split("\nplan:")[0], Exit.NO_ANSWER
         if file is not None:
             problem = f"{name_of(file)}: {problem}"
+        if options.debug:
+            traceback.print_exc()
+    except jc.ProcessLostError as error:
+        problem, code = _in_options(str(error)), Exit.PROCESS_LOST
         if options.debug:
             traceback.print_exc()
     except Exception as error:

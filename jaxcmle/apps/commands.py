@@ -23,6 +23,7 @@ from jaxcmle.apps.outputs import (
     write_labels,
     write_report,
 )
+from jaxcmle.apps.processes import is_first, mesh_of
 from jaxcmle.apps.reports import (
     claim_lines,
     cluster_lines,
@@ -33,6 +34,7 @@ from jaxcmle.apps.reports import (
 )
 from jaxcmle.apps.tables import DataError, Table, name_of, read_table
 from jaxcmle.problem.inputs import to_points
+from jaxcmle.problem.placement import on_one_device
 from jaxcmle.solve.criteria import criteria
 from jaxcmle.solve.select import least_spread
 
@@ -90,6 +92,7 @@ class _Data:
 def _fit(options: argparse.Namespace) -> int:
     def search(data: _Data, problem: jc.Problem) -> jc.Solution:
         given = _search_options(options, data, problem)
+        given |= _scale(options)
         return jc.fit(data.x, options.clusters, certify=options.certify, **given)
 
     return _solve(options, search)
@@ -108,6 +111,7 @@ def _approximate(options: argparse.Namespace) -> int:
             guarantee=options.guarantee,
             time_limit=options.time_limit,
             progress=_progress(options),
+            **_scale(options),
             **_claim(options),
         )
 
@@ -219,7 +223,9 @@ def _solve(
     table = None
     if isinstance(found, jc.Selection):
         found, table = found
-    _write_solution(options, data, problem, found, table, seconds)
+    found = on_one_device(found)
+    if is_first():
+        _write_solution(options, data, problem, found, table, seconds)
 
     statuses = [int(found.status)] if table is None else table.status.tolist()
     if int(found.status) in (jc.Status.INADMISSIBLE, jc.Status.NONFINITE):
@@ -377,5 +383,10 @@ def _claim(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
+def _scale(options: argparse.Namespace) -> dict[str, Any]:
+    """Return where to work, and where to keep what has been done."""
+    return {"mesh": mesh_of(options), "checkpoint": options.checkpoint}
+
+
 def _progress(options: argparse.Namespace) -> bool | None:
-    return False if options.quiet else None
+    return False if options.quiet or not is_first() else None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcmle.apps.atomic import atomic_path
+from jaxcmle.atomic import atomic_path
 
 __all__ = ["Iris", "load_iris", "save_iris"]
 

@@ -21,7 +21,8 @@ from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import assign, point_costs
 from jaxcmle.problem.types import Mixture, Problem, Solution, Status
 from jaxcmle.proof.certify import certify
-from jaxcmle.refine.cem import cem_restarts, least_variance
+from jaxcmle.refine.cem import cem_restarts
+from jaxcmle.refine.iterations import least_variance
 from jaxcmle.solve.criteria import Criteria, criteria, log_densities
 from jaxcmle.solve.effort import EFFORTS, Effort, to_effort
 from jaxcmle.solve.fit import fit

@@ -13,6 +13,7 @@ class Exit(enum.IntEnum):
     UNUSABLE = 2
     NO_ANSWER = 3
     NOT_WRITTEN = 4
+    PROCESS_LOST = 5
     INTERRUPTED = 130
 
     @property
@@ -24,6 +25,7 @@ class Exit(enum.IntEnum):
             Exit.UNUSABLE: "arguments or data that cannot be used",
             Exit.NO_ANSWER: "no admissible answer, or a guarantee that takes too many candidates",
             Exit.NOT_WRITTEN: "an output could not be written",
+            Exit.PROCESS_LOST: "another process of --distributed has ended",
             Exit.INTERRUPTED: "Ctrl-C; the best found by then is printed and written",
         }[self]
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcmle.apps.atomic import atomic_path
 from jaxcmle.apps.reports import cluster_records, finite, guarantee_record
 from jaxcmle.apps.saving import read_archive, write_archive
+from jaxcmle.atomic import atomic_path
 from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem, Solution, Status
 
 __all__ = ["Model", "Scaling", "read_model", "standardize", "write_model"]

@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_problem(fit)
     _add_search(fit)
     fit.add_argument("--certify", action="store_true", help="prove how good the answer is")
+    _add_scale(fit)
     _add_outputs(fit, "labels", "model", "report", "picture")
 
     plan = command("plan", "tell what a guarantee takes, before anything runs")
@@ -94,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_false",
         help="look at no more candidates than allowed, and claim nothing",
     )
+    _add_scale(approximate)
     _add_outputs(approximate, "labels", "model", "report", "picture")
 
     select = command("select", "choose the number of clusters")
@@ -154,6 +156,40 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         dest="cache",
         action="store_false",
         help="do not keep compiled programs for the next time",
+    )
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several devices, and long work")
+    group.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="where the search is kept; the same command goes on from there",
+    )
+    group.add_argument(
+        "--all-devices", action="store_true", help="split the work over all devices of the machine"
+    )
+    group.add_argument(
+        "--distributed",
+        action="store_true",
+        help="be one of several processes, which all run the same command; the first one prints",
+    )
+    group.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where the first process runs; default: JAX_COORDINATOR_ADDRESS, or the cluster's",
+    )
+    group.add_argument(
+        "--process-id",
+        type=_whole,
+        metavar="I",
+        help="from 0; default: JAX_PROCESS_ID, or the cluster's",
+    )
+    group.add_argument(
+        "--processes",
+        type=_positive,
+        metavar="N",
+        help="how many; default: JAX_NUM_PROCESSES, or the cluster's",
     )
 
 

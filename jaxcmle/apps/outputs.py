@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxcmle.apps.atomic import atomic_path
 from jaxcmle.apps.exits import Exit, ProgramError, reason
 from jaxcmle.apps.tables import Table
+from jaxcmle.atomic import atomic_path
 
 __all__ = ["axes", "check_outputs", "print_result", "write", "write_labels", "write_report"]
 
@@ -39,18 +39,31 @@ def check_outputs(options: argparse.Namespace) -> None:
         if real in taken:
             raise ProgramError(f"--{name} {path}: is the file of {taken[real]} already")
         taken[real] = f"--{name}"
-        folder = os.path.dirname(real)
-        problem = ""
-        if os.path.isdir(real):
-            problem = "is a folder"
-        elif not os.path.isdir(folder):
-            problem = "there is no such folder"
-        elif not os.access(folder, os.W_OK):
-            problem = "its folder cannot be written to"
-        if problem:
-            raise ProgramError(f"--{name} {path}: {problem}", Exit.NOT_WRITTEN)
+        _check_place(name, path)
         if name == "picture" and importlib.util.find_spec("matplotlib") is None:
             raise ProgramError("--picture needs matplotlib: pip install 'jaxcmle[plot]'")
+    checkpoint = getattr(options, "checkpoint", None)
+    if checkpoint is not None:
+        if os.path.realpath(checkpoint) in taken:
+            raise ProgramError(
+                f"--checkpoint {checkpoint}: is another file of this command already"
+            )
+        _check_place("checkpoint", checkpoint)
+
+
+def _check_place(name: str, path: str) -> None:
+    """Fail where no file can be written."""
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    problem = ""
+    if os.path.isdir(real):
+        problem = "is a folder"
+    elif not os.path.isdir(folder):
+        problem = "there is no such folder"
+    elif not os.access(folder, os.W_OK):
+        problem = "its folder cannot be written to"
+    if problem:
+        raise ProgramError(f"--{name} {path}: {problem}", Exit.NOT_WRITTEN)
 
 
 def write(path: str | None, writer: Callable[[str], Any]) -> None:

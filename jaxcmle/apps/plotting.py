@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxcmle.apps import drawing
-from jaxcmle.apps.atomic import atomic_path
+from jaxcmle.atomic import atomic_path
 from jaxcmle.problem import inputs
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution
 from jaxcmle.solve.progress import Report

@@ -60,7 +60,9 @@ def result_lines(solution: jc.Solution, total: float) -> list[str]:
         f"{counted(int(solution.n_iter), 'iteration')}",
         f"cost         {cost:.3f} nats ({cost / total:.4f} per point)",
     ]
-    if proved["gap"] is not None:
+    if proved["kind"] == "estimate" and proved["gap"] is not None:
+        lines.append(f"gap          about {proved['gap']:.4f} nats per point: {proved['reason']}")
+    elif proved["gap"] is not None:
         lines += [
             f"lower bound  {proved['lower_bound']:.3f} nats, over all partitions with clusters of "
             f"at least {proved['min_size']:g} points",

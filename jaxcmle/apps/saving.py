@@ -4,24 +4,22 @@ The arrays of a solution are members of the archive; what is not an array is in 
 JSON that also names the format and its version. Nothing is pickled.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxcmle.apps.atomic import atomic_path
-from jaxcmle.problem.types import Guarantee, Mixture, Solution
+from jaxcmle.atomic import atomic_path
+from jaxcmle.problem.archive import described, restored
+from jaxcmle.problem.types import Solution
 
 __all__ = ["load", "read_archive", "save", "write_archive"]
 
 FORMAT = "jaxcmle solution"
 VERSION = 1
-TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Solution, Mixture, Guarantee)}
 
 
 def save(path: str | os.PathLike[str], solution: Solution) -> None:
@@ -83,8 +81,8 @@ def write_archive(
     if Path(path).suffix != ".npz":
         raise ValueError(f"the name of the file must end in .npz, got {os.fspath(path)!r}")
     arrays: dict[str, np.ndarray] = {}
-    described = _described(solution, "", arrays)
-    header = {"format": FORMAT, "version": VERSION, "solution": described, "extra": dict(extra)}
+    members = described(solution, "", arrays)
+    header = {"format": FORMAT, "version": VERSION, "solution": members, "extra": dict(extra)}
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, header=text, **arrays)  # type: ignore[arg-type]
@@ -114,7 +112,7 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Solution, dict[str, Any]
             f"{VERSION}: install the jaxcmle that wrote it, or a later one"
         )
     try:
-        solution = _restored(header["solution"], arrays)
+        solution = restored(header["solution"], arrays)
         extra = header["extra"]
         whole = isinstance(solution, Solution) and isinstance(extra, dict)
     except Exception as error:
@@ -122,36 +120,3 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Solution, dict[str, Any]
     if not whole:
         raise ValueError(f"{name} is damaged: it holds no solution")
     return solution, extra
-
-
-def _described(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Return a value as JSON; arrays are put aside under their names."""
-    if type(value).__name__ in TYPES:
-        fields = {
-            field.name: _described(
-                getattr(value, field.name), f"{name}.{field.name}" if name else field.name, arrays
-            )
-            for field in dataclasses.fields(value)
-        }
-        return {"type": type(value).__name__, "fields": fields}
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        arrays[name] = np.asarray(value)
-        return {"array": name}
-    if isinstance(value, tuple | list):
-        return {"items": [_described(one, f"{name}.{i}", arrays) for i, one in enumerate(value)]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"cannot save {name}, which is a {type(value).__name__}")
-
-
-def _restored(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Return what `_described` was given."""
-    if not isinstance(value, dict):
-        return value
-    if "array" in value:
-        # Numbers without axes come back as NumPy's numbers.
-        return arrays[value["array"]][()]
-    if "items" in value:
-        return tuple(_restored(one, arrays) for one in value["items"])
-    fields = {name: _restored(one, arrays) for name, one in value["fields"].items()}
-    return TYPES[value["type"]](**fields)

@@ -23,6 +23,7 @@ __all__ = [
     "Tuples",
     "branch_bytes",
     "branches_together",
+    "found_before",
     "leaf_rate",
     "next_branches",
     "nothing_found",
@@ -96,6 +97,20 @@ CHOICES = 7
 def nothing_found(m: int, k: int, d: int, dtype: Any) -> Found:
     """Return a `Found` of m places with nothing in them."""
     return Found(scoring.nothing_yet(m, CHOICES, dtype), jnp.zeros((m, k, d), dtype))
+
+
+def found_before(found: Found, number: tuple[int, int]) -> Found:
+    """Return what was found by the repetitions before the one with this number."""
+    first, second = found.best.choice[:, 0], found.best.choice[:, 1]
+    earlier = (first < number[0]) | ((first == number[0]) & (second < number[1]))
+    m, length = found.best.choice.shape
+    nothing = scoring.nothing_yet(m, length, found.best.cost.dtype)
+    cost = jnp.where(earlier, found.best.cost, jnp.inf)
+    choice = jnp.where(earlier[:, None], found.best.choice, nothing.choice)
+    best = scoring.merge(nothing, cost, choice)
+    means = found.means[jnp.minimum(best.choice[:, -1], m - 1)]
+    slots = jnp.where(best.cost < jnp.inf, jnp.arange(m), np.iinfo(np.int32).max)
+    return Found(best._replace(choice=best.choice.at[:, -1].set(slots.astype(jnp.int32))), means)
 
 
 def branch_bytes(n: int, d: int, k: int, last: int, prunings: int, itemsize: int = 4) -> int:

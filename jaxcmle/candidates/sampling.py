@@ -19,9 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Mesh
 
 from jaxcmle.candidates import scoring
 from jaxcmle.candidates.scoring import Best, Grid, Pruning
+from jaxcmle.problem.placement import split_stack
 
 __all__ = [
     "NUMBERS",
@@ -135,6 +137,7 @@ def next_repetitions(
     chunk: int = scoring.CHUNK,
     pruning: Pruning = scoring.PRUNING,
     tile: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Best:
     """Draw and score the next repetitions, in chunks, and return the best.
 
@@ -151,25 +154,34 @@ def next_repetitions(
         chunk: repetitions drawn together.
         pruning: what not to finish.
         tile: repetitions scored together.
+        mesh: devices to split the repetitions over; all must have all arrays.
     """
     first, second = start
     if second + count > NUMBERS:
         raise ValueError(f"{count} repetitions from {second} go past {NUMBERS}: split them")
-    return traced_repetitions(
-        key,
-        pool,
-        blocks,
-        grid,
-        best,
-        jnp.array([first, second], jnp.int32),
-        jnp.int32(count),
-        jnp.int32(m),
-        k,
-        bucket(m),
-        chunk,
-        pruning,
-        tile,
-    )
+    numbers = tuple(np.int32(number) for number in (count, m))
+    shared = (key, pool, blocks, grid, best, np.array([first, second], np.int32), *numbers)
+    static = (k, bucket(m), chunk, pruning, tile)
+    if mesh is None:
+        return traced_repetitions(*shared, *static)
+    return _split_repetitions(shared, static, mesh)
+
+
+@partial(jax.jit, static_argnames=("static", "mesh"))
+def _split_repetitions(shared: Any, static: Any, mesh: Mesh) -> Best:
+    """Return what `traced_repetitions` does, each device drawing and scoring an equal share."""
+
+    def local(shared: Any, rank: Array) -> Best:
+        *arrays, start, count, m = shared
+        share = -(-count // mesh.size)
+        before = jnp.minimum(rank[0] * share, count)
+        own = jnp.minimum(share, count - before)
+        start = start + jnp.stack([jnp.int32(0), before])
+        found = traced_repetitions(*arrays, start, own, m, *static)
+        return jax.tree.map(lambda leaf: leaf[None], found)
+
+    ranks = jnp.arange(mesh.size, dtype=jnp.int32)
+    return scoring.merge_stack(split_stack(local, mesh, shared, ranks))
 
 
 @partial(jax.jit, static_argnames=("k", "drawn", "chunk", "pruning", "tile"))

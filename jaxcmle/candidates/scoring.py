@@ -40,6 +40,7 @@ __all__ = [
     "component_columns",
     "give_up_above",
     "merge",
+    "merge_stack",
     "min_sum",
     "nothing_yet",
     "point_blocks",
@@ -135,6 +136,21 @@ def merge(best: Best, cost: Array, index: Array) -> Best:
     ordered = lax.sort(keys, num_keys=len(keys))
     m = best.cost.shape[0]
     return Best(ordered[0][:m], jnp.stack([column[:m] for column in ordered[1:]], axis=1))
+
+
+def merge_stack(stack: Best) -> Best:
+    """Return the best of a stack that has a leading axis; entries may be there several times."""
+    n_best = stack.cost.shape[1]
+    cost = stack.cost.reshape(-1)
+    choice = stack.choice.reshape(cost.shape[0], -1)
+    keys = (cost, *(choice[:, j] for j in range(choice.shape[1])))
+    cost, *columns = lax.sort(keys, num_keys=len(keys))
+    index = jnp.stack(columns, axis=1)
+    # The same index has the same cost, and follows itself.
+    again = jnp.concatenate([jnp.zeros(1, bool), (index[1:] == index[:-1]).all(axis=1)])
+    nothing = nothing_yet(n_best, index.shape[1], cost.dtype)
+    unused = np.iinfo(np.int32).max
+    return merge(nothing, jnp.where(again, jnp.inf, cost), jnp.where(again[:, None], unused, index))
 
 
 def smallest_entries(costs: Array, m: int) -> tuple[Array, Array, Array]:

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.instance import smallest_size
 from jaxcmle.problem.pairs import (
-    BYTE_BUDGET,
     MAX_POINTS,
     check_pairs_affordable,
     first_sums,
@@ -27,6 +27,7 @@ from jaxcmle.problem.pairs import (
     sum_of_first,
     unless_nan,
 )
+from jaxcmle.problem.placement import everywhere, is_placed, replicate
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Problem, Solution
 
 __all__ = [
@@ -134,7 +135,8 @@ def lower_bound(
     sample_weight: Any = None,
     min_variance: ArrayLike = 0.0,
     max_points: int = MAX_POINTS,
-    byte_budget: int = BYTE_BUDGET,
+    byte_budget: int | None = None,
+    mesh: Mesh | None = None,
 ) -> float | Array:
     r"""Return a cost that no partition into `n_clusters` clusters of the minimum size is below.
 
@@ -162,7 +164,9 @@ def lower_bound(
         min_variance: the floor under variances, if the partitions are costed with one. Without
             one, enough coinciding points make the bound minus infinity.
         max_points: refuse more points than this: time is quadratic.
-        byte_budget: memory that the pass over all pairs may take.
+        byte_budget: bytes that the pass over all pairs may take; by default a share of the
+            memory of the device.
+        mesh: devices to split the pairs over; an x that is on several needs none.
 
     Returns:
         A scalar in nats, in the units of x (a Python float outside `jit`).
@@ -175,12 +179,12 @@ def lower_bound(
         >>> print(round(float(jc.partition_cost(x, [0, 0, 1, 1], 2)), 3))
         8.448
     """
-    points, weight, size, problem = _bound_inputs(
-        x, n_clusters, balance, min_size, problem, sample_weight
+    points, weight, size, problem, mesh = _bound_inputs(
+        x, n_clusters, balance, min_size, problem, sample_weight, mesh
     )
     min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "lower_bound")
-    terms = bound_terms(points, weight, n_clusters, size, problem, min_variance, byte_budget)
+    terms = _terms(points, weight, n_clusters, size, problem, min_variance, byte_budget, mesh)
     return inputs.to_python(terms.bound)
 
 
@@ -189,7 +193,7 @@ def lower_bound_terms(
 ) -> tuple[Array, Array]:
     """Return what each point costs at least in a partition, `[n]`, and the rounding of the sum."""
     size = jnp.asarray(min_size, x.dtype)
-    terms = bound_terms(x, weight, n_clusters, size, problem, 0.0, BYTE_BUDGET)
+    terms = _terms(x, weight, n_clusters, size, problem, 0.0, None, None)
     return terms.each, terms.margin
 
 
@@ -203,7 +207,8 @@ def with_certificate(
     sample_weight: Any = None,
     min_variance: ArrayLike = 0.0,
     max_points: int = MAX_POINTS,
-    byte_budget: int = BYTE_BUDGET,
+    byte_budget: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Solution:
     """Return the solution with a `Guarantee` from `lower_bound` attached.
 
@@ -220,7 +225,9 @@ def with_certificate(
         sample_weight: the weights that were used.
         min_variance: as for `lower_bound`.
         max_points: refuse more points than this: time is quadratic.
-        byte_budget: memory that the pass over all pairs may take.
+        byte_budget: bytes that the pass over all pairs may take; by default a share of the
+            memory of the device.
+        mesh: devices to split the pairs over; an x that is on several needs none.
 
     Returns:
         The solution with `guarantee.kind == "certificate"`.
@@ -235,28 +242,58 @@ def with_certificate(
     if not isinstance(solution, Solution):
         raise TypeError(f"expected a jaxcmle.Solution, got {type(solution).__name__}")
     k = solution.mixture.weights.shape[-1]
-    points, weight, size, problem = _bound_inputs(x, k, balance, min_size, problem, sample_weight)
+    points, weight, size, problem, mesh = _bound_inputs(
+        x, k, balance, min_size, problem, sample_weight, mesh
+    )
     min_variance = inputs.to_limit(min_variance, "min_variance")
     check_pairs_affordable(points, max_points, "with_certificate")
-    labels = inputs.to_labels(solution.labels, points.shape[0], k)
-    bound = bound_terms(points, weight, k, size, problem, min_variance, byte_budget).bound
-    gap, size = _gap(points, weight, labels, solution.cost, bound, size, k)
+    labels, cost = solution.labels, solution.cost
+    if mesh is not None:
+        labels, cost = everywhere((labels, cost), mesh)
+    labels = inputs.to_labels(labels, points.shape[0], k)
+    bound = _terms(points, weight, k, size, problem, min_variance, byte_budget, mesh).bound
+    gap, size = _gap(points, weight, labels, cost, bound, size, k)
     guarantee = Guarantee(
         kind="certificate", lower_bound=bound, gap=gap, min_size=size, method="pairs"
     )
     return dataclasses.replace(solution, guarantee=inputs.to_python(guarantee))
 
 
+def _terms(
+    x: Array,
+    weight: Array | None,
+    n_clusters: ArrayLike,
+    size: ArrayLike,
+    problem: Problem,
+    min_variance: ArrayLike,
+    byte_budget: int | None,
+    mesh: Mesh | None,
+) -> "_Terms":
+    """Return the bound point by point, in tiles that fit into memory."""
+    given = (x, weight, n_clusters, size, problem, min_variance)
+    return memory.within(lambda: bound_terms(*given, memory.pair_bytes(byte_budget), mesh=mesh))
+
+
 def _bound_inputs(
-    x: Any, n_clusters: Any, balance: Any, min_size: Any, problem: Problem, sample_weight: Any
-) -> tuple[Array, Array | None, ArrayLike, Problem]:
-    """Return the checked points, weights, smallest cluster weight and problem."""
+    x: Any,
+    n_clusters: Any,
+    balance: Any,
+    min_size: Any,
+    problem: Problem,
+    sample_weight: Any,
+    mesh: Any,
+) -> tuple[Array, Array | None, ArrayLike, Problem, Mesh | None]:
+    """Return the checked points, weights, smallest cluster weight and problem; and the mesh."""
     problem = inputs.to_problem(problem)
-    points, weight = inputs.to_points(x, sample_weight)
+    if is_placed(x, mesh):
+        points, weight, mesh = replicate(x, sample_weight, mesh)
+    else:
+        points, weight = inputs.to_points(x, sample_weight)
     if not isinstance(n_clusters, Array):
         inputs.to_n_clusters(n_clusters, points.shape[0])
     size = minimum_size(points, weight, n_clusters, balance, min_size)
-    return points, weight, jnp.asarray(size, points.dtype), problem
+    size = jnp.asarray(size, points.dtype)
+    return points, weight, size if mesh is None else everywhere(size, mesh), problem, mesh
 
 
 def minimum_size(
@@ -294,7 +331,40 @@ class _Terms(NamedTuple):
     bound: Array
 
 
-@partial(jax.jit, static_argnames=("byte_budget", "whole_points"))
+class _Task(NamedTuple):
+    """What the terms of all points depend on."""
+
+    problem: Problem
+    total: Array
+    min_size: Array
+    max_size: Array
+    min_variance: ArrayLike
+    weight: Array | None
+    spare: Any
+
+    def least_term(self, sums: Array, size: Array, axis: int, d: int) -> Array:
+        """Return the least of the terms along an axis, for sizes that are allowed."""
+        inside = (size >= self.min_size) & (size <= self.max_size)
+        # Between two points that fill up, the term rises and then falls: the ends are enough.
+        # Outside, a sum of 0 would have a gradient of NaN.
+        terms = self.term(jnp.where(inside, sums, 1), jnp.where(inside, size, 1), d)
+        return jnp.where(inside, terms, jnp.inf).min(axis=axis)
+
+    def term(self, sums: Array, size: ArrayLike, d: int) -> Array:
+        """Return the least a point can cost in a cluster of this weight, given the sum S."""
+        size = jnp.asarray(size, sums.dtype)
+        entropy = jnp.log(self.total / size)
+        if isinstance(self.problem, WKM):
+            return jnp.asarray(self.problem.beta, sums.dtype) * sums / (2 * size) + entropy
+        variance = sums / (2 * d * size)
+        floored = jnp.maximum(variance, jnp.asarray(self.min_variance, variance.dtype))
+        # Under the floor the cost is linear in the variance: concave all the same.
+        ratio = jnp.where(floored > 0, variance / jnp.where(floored > 0, floored, 1), 1)
+        spread = d / 2 * (jnp.log(2 * math.pi * floored) + ratio)
+        return spread + entropy if isinstance(self.problem, CMLE) else spread
+
+
+@partial(jax.jit, static_argnames=("byte_budget", "whole_points", "mesh"))
 def bound_terms(
     x: Array,
     weight: Array | None,
@@ -304,45 +374,51 @@ def bound_terms(
     min_variance: ArrayLike,
     byte_budget: int,
     whole_points: bool = False,
+    mesh: Mesh | None = None,
 ) -> _Terms:
-    """Return the bound point by point; `whole_points` says that all weights are 0 or 1."""
+    """Return the bound point by point; `whole_points` says that all weights are 0 or 1.
+
+    Where there is a mesh, all its devices must have the points.
+    """
     points = numerics.prepare(x, weight)
     n, d = x.shape
     total = numerics.blocked_sum(points.weight)
     max_size = total - jnp.asarray(n_clusters - 1, x.dtype) * min_size
 
-    def term(sums: Array, size: ArrayLike) -> Array:
-        return _bound_term(sums, jnp.asarray(size, x.dtype), total, d, problem, min_variance)
+    task = _Task(
+        problem=problem,
+        total=total,
+        min_size=min_size,
+        max_size=max_size,
+        min_variance=min_variance,
+        weight=weight,
+        spare=spare_part(weight, n, x.dtype),
+    )
 
-    def least_term(sums: Array, size: Array, axis: int) -> Array:
-        inside = (size >= min_size) & (size <= max_size)
-        # Between two points that fill up, the term rises and then falls: the ends are enough.
-        # Outside, a sum of 0 would have a gradient of NaN.
-        terms = term(jnp.where(inside, sums, 1), jnp.where(inside, size, 1))
-        return jnp.where(inside, terms, jnp.inf).min(axis=axis)
-
-    def of_whole_points(index: Array, distances: Array) -> Array:
+    def of_whole_points(index: Array, distances: Array, task: _Task) -> Array:
         ordered = sorted_columns(distances)
         sums = running_sums(ordered)
-        best = least_term(sums, jnp.arange(1, n + 1, dtype=x.dtype)[:, None], 0)
-        for end in (min_size, max_size):
-            best = jnp.minimum(best, term(sum_of_first(ordered, sums, end), end))
+        best = task.least_term(sums, jnp.arange(1, n + 1, dtype=x.dtype)[:, None], 0, d)
+        for end in (task.min_size, task.max_size):
+            best = jnp.minimum(best, task.term(sum_of_first(ordered, sums, end), end, d))
         return best
 
-    spare = spare_part(weight, n, x.dtype)
-
-    def of_weights(index: Array, distances: Array) -> Array:
-        ordered, spread = sorted_rows(distances, weight)
+    def of_weights(index: Array, distances: Array, task: _Task) -> Array:
+        ordered, spread = sorted_rows(distances, task.weight)
         sums = jnp.cumsum(jnp.where(spread > 0, spread * ordered, 0), axis=1)
-        best = least_term(sums, jnp.cumsum(spread, axis=1), 1)
-        for end in (min_size, max_size):
-            best = jnp.minimum(best, term(first_sums(ordered, spread, end, spare), end))
+        best = task.least_term(sums, jnp.cumsum(spread, axis=1), 1, d)
+        for end in (task.min_size, task.max_size):
+            best = jnp.minimum(
+                best, task.term(first_sums(ordered, spread, end, task.spare), end, d)
+            )
         return best
 
     if weight is None or whole_points:
-        terms = over_pairs(points, of_whole_points, 8, byte_budget, as_columns=True)
+        terms = over_pairs(
+            points, of_whole_points, 8, byte_budget, as_columns=True, shared=(task,), mesh=mesh
+        )
     else:
-        terms = over_pairs(points, of_weights, 8, byte_budget)
+        terms = over_pairs(points, of_weights, 8, byte_budget, shared=(task,), mesh=mesh)
     present = points.weight > 0
     terms = jnp.where(present, terms, 0)
     bound = numerics.blocked_sum(points.weight * terms)
@@ -354,21 +430,6 @@ def bound_terms(
     margin = jnp.where(jnp.isfinite(scale), jnp.finfo(x.dtype).eps * scale, 0)
     exists = max_size >= min_size * (1 - 1e-5)
     return _Terms(terms, margin, unless_nan(points, jnp.where(exists, bound - margin, jnp.inf)))
-
-
-def _bound_term(
-    sums: Array, size: Array, total: Array, d: int, problem: Problem, min_variance: ArrayLike
-) -> Array:
-    """Return the least a point can cost in a cluster of this weight, given the sum S."""
-    entropy = jnp.log(total / size)
-    if isinstance(problem, WKM):
-        return jnp.asarray(problem.beta, sums.dtype) * sums / (2 * size) + entropy
-    variance = sums / (2 * d * size)
-    floored = jnp.maximum(variance, jnp.asarray(min_variance, variance.dtype))
-    # Under the floor the cost is linear in the variance: concave all the same.
-    ratio = jnp.where(floored > 0, variance / jnp.where(floored > 0, floored, 1), 1)
-    spread = d / 2 * (jnp.log(2 * math.pi * floored) + ratio)
-    return spread + entropy if isinstance(problem, CMLE) else spread
 
 
 @partial(jax.jit, static_argnames="k")

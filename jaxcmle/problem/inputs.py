@@ -6,6 +6,7 @@ on concrete arrays only: under `jit` and `vmap` they cannot be, and show in the 
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem
 
@@ -20,9 +22,12 @@ __all__ = [
     "check_enough_points",
     "check_on_host",
     "check_partition_exists",
+    "check_ranges",
+    "check_values",
     "float_dtype",
     "to_array",
     "to_count",
+    "to_floats",
     "to_key",
     "to_labels",
     "to_limit",
@@ -35,9 +40,41 @@ __all__ = [
     "without_padding",
 ]
 
+WIDER = 'enable float64 with jax.config.update("jax_enable_x64", True)'
+
 
 def to_points(x: Any, sample_weight: Any = None) -> tuple[Array, Array | None]:
     """Return x as a float array `[n, d]` and the weights as `[n]` in the same dtype, or None."""
+    array = _to_matrix(x)
+    if _is_traced(array, sample_weight):
+        points = _to_float(array)
+        return points, _to_weight(sample_weight, points)
+    # Inside somebody's jit, concrete points are still to be looked at now, not staged.
+    with jax.ensure_compile_time_eval():
+        points = _to_float(array)
+        weight = _to_weight(sample_weight, points)
+        check_values(array, points, weight)
+    return points, weight
+
+
+def to_floats(
+    x: Any, sample_weight: Any, put: Callable[[Any], Array]
+) -> tuple[Any, Array, Array | None]:
+    """Return x as it is, and points and weights of one float dtype, where `put` puts them.
+
+    `put` takes NumPy arrays as they are, so that no device has to hold all of them. Values are not
+    checked: see `check_values`.
+    """
+    array = _to_matrix(x)
+    dtype = float_dtype(array.dtype)
+    points = put(_with_dtype(array, dtype))
+    if sample_weight is None:
+        return array, points, None
+    return array, points, put(_with_dtype(_checked_weight(sample_weight, array.shape[0]), dtype))
+
+
+def _to_matrix(x: Any) -> Any:
+    """Return x as an array `[n, d]` of real numbers."""
     array = to_array(x, "x")
     if array.ndim == 1:
         raise ValueError(
@@ -48,15 +85,7 @@ def to_points(x: Any, sample_weight: Any = None) -> tuple[Array, Array | None]:
         raise ValueError(
             f"x must have shape [n, d] with at least one point and one feature, got {array.shape}"
         )
-    if _is_traced(array, sample_weight):
-        points = _to_float(array)
-        return points, _to_weight(sample_weight, points)
-    # Inside somebody's jit, concrete points are still to be looked at now, not staged.
-    with jax.ensure_compile_time_eval():
-        points = _to_float(array)
-        weight = _to_weight(sample_weight, points)
-        _check_values(array, points, weight)
-    return points, weight
+    return array
 
 
 def without_padding(
@@ -107,8 +136,8 @@ def to_labels(labels: Any, n: int, n_clusters: int) -> Array:
             "labels.astype(int)"
         )
     if not _is_traced(array):
-        values = np.asarray(array)
-        low, high = values.min(), values.max()
+        # By the array itself: it may have parts that this process does not see.
+        low, high = int(array.min()), int(array.max())
         if low < 0 or high >= n_clusters:
             raise ValueError(
                 f"labels must lie from 0 to n_clusters - 1 = {n_clusters - 1}, got {low} to {high}"
@@ -295,22 +324,44 @@ def to_array(value: Any, name: str) -> Any:
             f"{name} must hold real numbers, got dtype {dtype}; select the numeric columns, "
             f"or convert with numpy.asarray({name}, dtype=float)"
         )
+    if isinstance(value, jax.Array) and not _is_traced(value):
+        return _without_explicit_axes(value)
     if isinstance(value, np.ndarray):
         # What JAX does not take: extended precision, and the other byte order.
         value = value.astype(np.float64 if dtype.itemsize > 8 else dtype.newbyteorder("="))
     return value
 
 
+def _without_explicit_axes(array: Array) -> Array:
+    """Return the array with its mesh left to the compiler.
+
+    On the explicit axes that `jax.make_mesh` gives, every operation would have to say where its
+    result goes.
+    """
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return array
+    if all(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
+        return array
+    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    return jax.device_put(array, NamedSharding(mesh, sharding.spec))
+
+
 def _cast(array: Any, dtype: Any) -> Array:
-    """Return a JAX array of a float dtype.
+    """Return a JAX array of a float dtype."""
+    return jnp.asarray(_with_dtype(array, dtype)).astype(dtype)
+
+
+def _with_dtype(array: Any, dtype: Any) -> Any:
+    """Return a NumPy or JAX array of a float dtype.
 
     NumPy casts its own arrays: JAX would first wrap integers that do not fit in 32 bits. What
-    overflows float32 becomes infinite here, and is reported with its row by `_check_values`.
+    overflows float32 becomes infinite here, and is reported with its row by `check_values`.
     """
     if isinstance(array, np.ndarray):
         with np.errstate(over="ignore"):
-            array = array.astype(dtype)
-    return jnp.asarray(array).astype(dtype)
+            return array.astype(dtype)
+    return array.astype(dtype)
 
 
 def float_dtype(dtype: Any) -> Any:
@@ -329,18 +380,22 @@ def _to_weight(sample_weight: Any, points: Array) -> Array | None:
     """Return the point weights as `[n]` in the dtype of the points; None stays None."""
     if sample_weight is None:
         return None
+    return _cast(_checked_weight(sample_weight, points.shape[0]), points.dtype)
+
+
+def _checked_weight(sample_weight: Any, n: int) -> Any:
+    """Return the point weights as an array `[n]`."""
     array = to_array(sample_weight, "sample_weight")
-    if array.shape != points.shape[:1]:
+    if array.shape != (n,):
         raise ValueError(
-            f"sample_weight must have one weight per point, shape {points.shape[:1]}, got "
-            f"{array.shape}"
+            f"sample_weight must have one weight per point, shape ({n},), got {array.shape}"
         )
-    return _cast(array, points.dtype)
+    return array
 
 
 @jax.jit
 def _summary(points: Array, weight: Array | None) -> tuple[Array, ...]:
-    """Return what `_check_values` needs, in one pass over the points."""
+    """Return what `check_values` needs, in one pass over the points."""
     if weight is None:
         weight = jnp.ones(points.shape[0], points.dtype)
     present = weight > 0
@@ -351,12 +406,15 @@ def _summary(points: Array, weight: Array | None) -> tuple[Array, ...]:
     return bad.sum(), jnp.argmax(bad), (high - low).max(), weight.min(), weight.max(), finite_weight
 
 
-def _check_values(array: Any, points: Array, weight: Array | None) -> None:
-    """Raise on bad weights, on bad points of positive weight, and on squares out of range."""
+def check_values(array: Any, points: Array, weight: Array | None) -> None:
+    """Raise on bad weights, on bad points of positive weight, and on squares out of range.
+
+    `array` is what the points were before, without padding.
+    """
     bad, row, spread, lightest, heaviest, finite_weight = (
         value.item() for value in _summary(points, weight)
     )
-    n, d = points.shape
+    n, d = array.shape
     if not finite_weight:
         raise ValueError("sample_weight holds NaN or infinity; use 0 to leave a point out")
     if lightest < 0:
@@ -366,25 +424,29 @@ def _check_values(array: Any, points: Array, weight: Array | None) -> None:
     if heaviest == 0:
         raise ValueError("sample_weight is 0 for every point; at least one must be positive")
 
-    wider = 'enable float64 with jax.config.update("jax_enable_x64", True)'
     if bad:
         values = np.asarray(array[row])
         if np.isfinite(values).all():
             raise ValueError(
-                f"x does not fit in {points.dtype} (row {row}: {values}); rescale x, or {wider}"
+                f"x does not fit in {points.dtype} (row {row}: {values}); rescale x, or {WIDER}"
             )
         raise ValueError(
-            f"x holds NaN or infinity in {bad} of {len(points)} points (first in row {row}); drop "
+            f"x holds NaN or infinity in {bad} of {n} points (first in row {row}); drop "
             "or impute them, or give them sample_weight 0"
         )
-    limits = jnp.finfo(points.dtype)
+    check_ranges(n, d, points.dtype, spread, heaviest)
+
+
+def check_ranges(n: int, d: int, dtype: Any, spread: float, heaviest: float) -> None:
+    """Raise where squared distances, or sums of them with weights, leave the range of the dtype."""
+    limits = jnp.finfo(dtype)
     largest = math.sqrt(float(limits.max) / d) / 16
     smallest = math.sqrt(float(limits.tiny)) * 16
     if spread > largest or 0 < spread < smallest:
         raise ValueError(
-            f"squared distances in x leave the range of {points.dtype}: its features spread over "
+            f"squared distances in x leave the range of {dtype}: its features spread over "
             f"{spread:.3g}, which must lie from {smallest:.1g} to {largest:.1g}; rescale x"
-            + (f", or {wider}" if points.dtype == jnp.float32 else "")
+            + (f", or {WIDER}" if dtype == jnp.float32 else "")
         )
     scale = max(1.0, d * spread**2)
     if heaviest * n * scale > float(limits.max) / 16 or heaviest * min(1.0, spread or 1.0) ** 2 < (
@@ -392,5 +454,5 @@ def _check_values(array: Any, points: Array, weight: Array | None) -> None:
     ):
         raise ValueError(
             f"sample_weight up to {heaviest:.3g}, times squared distances, leaves the range of "
-            f"{points.dtype}: multiply all weights by a constant (costs are in proportion to it)"
+            f"{dtype}: multiply all weights by a constant (costs are in proportion to it)"
         )

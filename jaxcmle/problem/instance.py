@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 from jaxcmle.problem import inputs
 from jaxcmle.problem.pairs import (
-    BYTE_BUDGET,
     MAX_POINTS,
     check_pairs_affordable,
     first_sums,
@@ -69,14 +68,15 @@ class YRange(NamedTuple):
 
 
 def check_instance(
-    x: Any, *, max_points: int = MAX_POINTS, byte_budget: int = BYTE_BUDGET
+    x: Any, *, max_points: int = MAX_POINTS, byte_budget: int | None = None
 ) -> InstanceReport:
     """Tell whether an instance is well-defined (`def:well-defined` in the paper), and how far off.
 
     Args:
         x: points `[n, d]`.
         max_points: refuse more points than this: time is quadratic.
-        byte_budget: memory that the pass over all pairs may take.
+        byte_budget: bytes that the pass over all pairs may take; by default a share of the
+            memory of the device.
 
     Returns:
         An `InstanceReport`.
@@ -89,7 +89,7 @@ def check_instance(
     """
     points, _ = inputs.to_points(x)
     check_pairs_affordable(points, max_points, "check_instance")
-    return inputs.to_python(_report(points, byte_budget))
+    return inputs.to_python(_in_pairs(_report, points, byte_budget=byte_budget))
 
 
 def rescale(
@@ -98,7 +98,7 @@ def rescale(
     scale: Literal["tight", "paper"] = "tight",
     balance: float | None = None,
     max_points: int = MAX_POINTS,
-    byte_budget: int = BYTE_BUDGET,
+    byte_budget: int | None = None,
 ) -> tuple[Array, float | Array]:
     """Return x times a factor that makes the instance well-defined, and the factor.
 
@@ -111,7 +111,8 @@ def rescale(
             bounds it, at `1 / (2 pi)`.
         balance: f, for `"tight"`: clusters hold at least `n / f` points. Default: at least two.
         max_points: refuse more points than this: time is quadratic.
-        byte_budget: memory that the pass over all pairs may take.
+        byte_budget: bytes that the pass over all pairs may take; by default a share of the
+            memory of the device.
 
     Returns:
         `(x * factor, factor)`.
@@ -140,8 +141,11 @@ def rescale(
 
     def found(points: Array) -> Any:
         if scale == "paper":
-            return inputs.to_python(_report(points, byte_budget).min_distance_sq)
-        return inputs.to_python(variance_at_least(points, None, size, byte_budget))
+            report = _in_pairs(_report, points, byte_budget=byte_budget)
+            return inputs.to_python(report.min_distance_sq)
+        return inputs.to_python(
+            _in_pairs(variance_at_least, points, None, size, byte_budget=byte_budget)
+        )
 
     # A hair more than asked for; then, as the product rounds, as often as that takes.
     hair = 1 + 4 * float(jnp.finfo(points.dtype).eps)
@@ -224,7 +228,7 @@ def variance_floor(
     *,
     sample_weight: Any = None,
     max_points: int = MAX_POINTS,
-    byte_budget: int = BYTE_BUDGET,
+    byte_budget: int | None = None,
 ) -> float | Array:
     r"""Return a variance that no cluster of at least `min_size` points can be below.
 
@@ -236,7 +240,8 @@ def variance_floor(
         min_size: the smallest weight of a cluster.
         sample_weight: `[n]`, default ones.
         max_points: refuse more points than this: time is quadratic.
-        byte_budget: memory that the pass over all pairs may take.
+        byte_budget: bytes that the pass over all pairs may take; by default a share of the
+            memory of the device.
 
     Returns:
         A scalar, in the square of the units of x.
@@ -248,7 +253,8 @@ def variance_floor(
     """
     points, weight, min_size = _size_inputs(x, sample_weight, min_size)
     check_pairs_affordable(points, max_points, "variance_floor")
-    return inputs.to_python(variance_at_least(points, weight, min_size, byte_budget))
+    floor = _in_pairs(variance_at_least, points, weight, min_size, byte_budget=byte_budget)
+    return inputs.to_python(floor)
 
 
 def y_range(
@@ -257,7 +263,7 @@ def y_range(
     *,
     sample_weight: Any = None,
     max_points: int = MAX_POINTS,
-    byte_budget: int = BYTE_BUDGET,
+    byte_budget: int | None = None,
 ) -> YRange:
     r"""Return the range of $y = \ln(2 \pi e \sigma^2)$ over clusters of at least `min_size` points.
 
@@ -270,7 +276,8 @@ def y_range(
         min_size: the smallest weight of a cluster.
         sample_weight: `[n]`, default ones.
         max_points: refuse more points than this: time is quadratic.
-        byte_budget: memory that the pass over all pairs may take.
+        byte_budget: bytes that the pass over all pairs may take; by default a share of the
+            memory of the device.
 
     Returns:
         `(low, high)`; low is minus infinity where that many points can coincide.
@@ -283,8 +290,8 @@ def y_range(
     """
     points, weight, min_size = _size_inputs(x, sample_weight, min_size)
     check_pairs_affordable(points, max_points, "y_range")
-    floor = variance_at_least(points, weight, min_size, byte_budget)
-    ceiling = variance_at_most(points, weight, min_size, byte_budget)
+    floor = _in_pairs(variance_at_least, points, weight, min_size, byte_budget=byte_budget)
+    ceiling = _in_pairs(variance_at_most, points, weight, min_size, byte_budget=byte_budget)
     offset = math.log(2 * math.pi * math.e)
     return inputs.to_python(YRange(offset + jnp.log(floor), offset + jnp.log(ceiling)))
 
@@ -296,6 +303,11 @@ def _size_inputs(
     min_size = inputs.to_limit(min_size, "min_size", positive=True)
     inputs.check_partition_exists(1, min_size, len(points) if weight is None else weight.sum())
     return points, weight, min_size
+
+
+def _in_pairs(function: Any, *arguments: Any, byte_budget: int | None) -> Any:
+    """Return what a function of pairs gives, in tiles that fit into memory."""
+    return memory.within(lambda: function(*arguments, memory.pair_bytes(byte_budget)))
 
 
 @partial(jax.jit, static_argnames="byte_budget")

@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
 from jaxcmle.numerics import Points
+from jaxcmle.problem.placement import split_stack
 
 __all__ = [
-    "BYTE_BUDGET",
     "MAX_POINTS",
     "check_pairs_affordable",
     "first_sums",
@@ -28,7 +29,6 @@ __all__ = [
 
 # Pairs take time in the square of the number of points: about a minute here on two CPU cores.
 MAX_POINTS = 50_000
-BYTE_BUDGET = 2**28
 # On the CPU a network sorts columns up to this length; every factor of two takes it longer to
 # compile. It needs columns side by side to fill vectors: with few of them a plain sort is as fast,
 # and many are worth more than a tile that fits in the cache.
@@ -51,16 +51,21 @@ def check_pairs_affordable(points: Array, max_points: int, name: str) -> None:
 
 def over_pairs(
     points: Points,
-    row_function: Callable[[Array, Array], Any],
+    row_function: Callable[..., Any],
     arrays: int,
     byte_budget: int,
     *,
     as_columns: bool = False,
+    shared: tuple[Any, ...] = (),
+    mesh: Mesh | None = None,
 ) -> Any:
     """Apply `row_function(index [r], distances [r, n])` to tiles of rows, and join the results.
 
     Distances to points of weight 0 are infinite. `arrays` is how many arrays like the distances
-    the function holds at once. `as_columns` gives it the distances as `[n, r]`.
+    the function holds at once. `as_columns` gives it the distances as `[n, r]`. The tiles are split
+    over the devices of a mesh, which must all have the points; they are cut as on one device, so
+    that results are the same. There the function must close over no array: `shared` are its other
+    arguments.
     """
     n = points.x.shape[0]
     bytes_per_row = points.x.dtype.itemsize * n * arrays
@@ -71,16 +76,23 @@ def over_pairs(
     tiles = -(-n // max(1, rows))
     rows = -(-n // tiles)
     index = jnp.minimum(jnp.arange(tiles * rows), n - 1).reshape(tiles, rows)
-    columns = points.x.T
 
-    def one_tile(index: Array) -> Any:
-        if as_columns:
-            square = numerics.squared_distances(columns[:, index], points.x)
-            return row_function(index, jnp.where(points.weight[:, None] > 0, square, jnp.inf))
-        square = numerics.squared_distances(columns, points.x[index])
-        return row_function(index, jnp.where(points.weight > 0, square, jnp.inf))
+    def some_tiles(given: Any, index: Array) -> Any:
+        (x, weight, _), others = given
+        columns = x.T
 
-    result = lax.map(one_tile, index)
+        def one_tile(index: Array) -> Any:
+            if as_columns:
+                square = numerics.squared_distances(columns[:, index], x)
+                distances = jnp.where(weight[:, None] > 0, square, jnp.inf)
+            else:
+                square = numerics.squared_distances(columns, x[index])
+                distances = jnp.where(weight > 0, square, jnp.inf)
+            return row_function(index, distances, *others)
+
+        return lax.map(one_tile, index)
+
+    result = split_stack(some_tiles, mesh, (points, shared), index)
     return jax.tree.map(lambda leaf: leaf.reshape(tiles * rows, *leaf.shape[2:])[:n], result)
 
 

@@ -1,18 +1,29 @@
 """Many mixtures on the same points: the costs of a stack in one compiled pass."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 from jaxcmle.numerics import Coefficients
+from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import is_valid, model_inputs, shift_means
+from jaxcmle.problem.placement import (
+    Placed,
+    Placement,
+    everywhere,
+    is_placed,
+    padded_stack,
+    place,
+)
 from jaxcmle.problem.types import CMLE, Mixture, Problem
 
-__all__ = ["score", "score_points"]
+__all__ = ["score", "score_placed", "score_points"]
 
 # The error a matmul may cause, in roundings of the d nats or so that a point costs: a few 1e-6 of
 # them in float32.
@@ -22,7 +33,12 @@ BLOCK = 4096
 
 
 def score(
-    x: Any, mixtures: Mixture, *, problem: Problem = CMLE(), sample_weight: Any = None
+    x: Any,
+    mixtures: Mixture,
+    *,
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    mesh: Mesh | None = None,
 ) -> Array:
     r"""Return $L_X(\theta)$ for each of a stack of mixtures, in one compiled pass.
 
@@ -34,6 +50,8 @@ def score(
         mixtures: weights `[m, k]`, means `[m, k, d]`, variances `[m, k]`.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
         sample_weight: `[n]`, default ones.
+        mesh: devices to split the points over, along the axis `"points"` (or the first one), and
+            the mixtures along all others; an x that is split already needs none.
 
     Returns:
         Costs `[m]`, in nats; infinity for a mixture with NaN in it (possible only under `jit`).
@@ -46,10 +64,47 @@ def score(
         >>> print(jc.score([[0.0], [2.0]], mixtures).round(2))
         [3.84 2.84]
     """
+    if is_placed(x, mesh):
+        placed = place(x, sample_weight, mesh)
+        problem = inputs.to_problem(problem)
+        mixtures = inputs.to_mixture(
+            mixtures, placed.x.shape[1], placed.x.dtype, problem, stack=True
+        )
+        return memory.within(lambda: score_placed(placed, mixtures, problem))
     problem, points, weight, mixtures = model_inputs(
         x, mixtures, sample_weight, problem, stack=True
     )
-    return score_points(points, weight, mixtures, problem)
+    return memory.within(lambda: score_points(points, weight, mixtures, problem))
+
+
+def score_placed(placed: Placed, mixtures: Mixture, problem: Problem) -> Array:
+    """Return the costs `[m]` of a stack of mixtures, for points on several devices."""
+    placement, m = placed.placement, mixtures.weights.shape[0]
+    stack = everywhere(padded_stack(mixtures, placement.lanes), placement.mesh)
+    return _score_placed(placed.x, placed.weight, stack, problem, placement, m)
+
+
+@partial(jax.jit, static_argnames=("placement", "m"))
+def _score_placed(
+    x: Array,
+    weight: Array | None,
+    mixtures: Mixture,
+    problem: Problem,
+    placement: Placement,
+    m: int,
+) -> Array:
+    def local(x: Array, weight: Array | None, mixtures: Mixture, problem: Problem) -> Array:
+        return lax.psum(score_points(x, weight, mixtures, problem), placement.points)
+
+    same = PartitionSpec()
+    costs = jax.shard_map(
+        local,
+        mesh=placement.mesh,
+        in_specs=(placement.along_points, placement.along_points, placement.along_others, same),
+        out_specs=placement.along_others,
+        check_vma=False,
+    )(x, weight, mixtures, problem)
+    return lax.with_sharding_constraint(costs[:m], NamedSharding(placement.mesh, same))
 
 
 @jax.jit

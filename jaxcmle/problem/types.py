@@ -58,8 +58,8 @@ class Guarantee:
     """How far from optimal a solution can be.
 
     Attributes:
-        kind: `"certificate"` (the lower bound proves it), `"probabilistic"`, `"deterministic"`, or
-            `"none"`.
+        kind: `"certificate"` (the lower bound proves it), `"probabilistic"`, `"deterministic"`,
+            `"estimate"` (of a lower bound, from a sample: nothing is proved) or `"none"`.
         lower_bound: no partition whose clusters weigh at least `min_size` costs less.
         gap: `(cost - lower_bound) / total weight`, in nats per point; infinite where nothing is
             claimed, as for a solution with a cluster under `min_size`.
@@ -81,8 +81,8 @@ class Guarantee:
             own; or None.
     """
 
-    kind: Literal["certificate", "probabilistic", "deterministic", "none"] = dataclasses.field(
-        default="none", metadata={"static": True}
+    kind: Literal["certificate", "probabilistic", "deterministic", "estimate", "none"] = (
+        dataclasses.field(default="none", metadata={"static": True})
     )
     lower_bound: ArrayLike = -math.inf
     gap: ArrayLike = math.inf

@@ -20,7 +20,8 @@ from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import is_valid, model_inputs, shift_means
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution
-from jaxcmle.refine.cem import cem, is_finite, least_variance
+from jaxcmle.refine.cem import cem
+from jaxcmle.refine.iterations import is_finite, least_variance
 from jaxcmle.refine.tempered import em_step, points_energy
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from jaxcmle import numerics
 from jaxcmle.numerics import Coefficients, Moments
 from jaxcmle.problem.objective import fill_empty, is_valid, shift_means
 from jaxcmle.problem.types import UCMLE, Mixture, Problem, Solution, Status
-from jaxcmle.refine.cem import is_finite, rounding_variance
 from jaxcmle.refine.folds import Part, branches_of, fold
+from jaxcmle.refine.iterations import is_finite, rounding_variance
 
 __all__ = ["cem_lanes"]
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
@@ -20,8 +21,8 @@ from jaxcmle.problem.objective import (
     weighted_total,
 )
 from jaxcmle.problem.types import CMLE, WKM, Mixture, Problem, Solution, Status
-from jaxcmle.refine.cem import least_variance
 from jaxcmle.refine.improve import move_until_done
+from jaxcmle.refine.iterations import least_variance
 from jaxcmle.refine.moves import entering_and_leaving
 from jaxcmle.refine.workspace import (
     Partitions,
@@ -153,11 +154,16 @@ def variance_limits(
 
 
 def ready(
-    points: Points, exists: Array, limits: Limits, problem: Problem, batch: str | None = None
+    points: Points,
+    exists: Array,
+    limits: Limits,
+    problem: Problem,
+    batch: str | None = None,
+    mesh: Mesh | None = None,
 ) -> Workspace:
     """Return the workspace of points with these limits, for as many clusters as `exists` has."""
     floor, least_spread = variance_limits(points, limits.min_variance, problem)
-    return make_workspace(points, exists, floor, least_spread, limits.min_size, batch)
+    return make_workspace(points, exists, floor, least_spread, limits.min_size, batch, mesh)
 
 
 def settle(

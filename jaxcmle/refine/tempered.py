@@ -27,7 +27,7 @@ from jaxcmle.problem.objective import (
     weighted_total,
 )
 from jaxcmle.problem.types import CMLE, Mixture, Problem
-from jaxcmle.refine.cem import is_finite
+from jaxcmle.refine.iterations import is_finite
 
 __all__ = ["em_step", "free_energy", "points_energy", "tempered_em"]
 

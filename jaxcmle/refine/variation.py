@@ -23,7 +23,7 @@ from jaxcmle.refine.workspace import (
     squared_distances,
 )
 
-__all__ = ["crossover", "swap"]
+__all__ = ["crossover", "swap", "swap_keys"]
 
 # Clusters are split by so many iterations of CEM with two clusters inside each.
 ITERATIONS = 3
@@ -77,24 +77,31 @@ def crossover(key: Array, mixtures: Mixture, exists: Array) -> Mixture:
     return jax.vmap(child)(draws)
 
 
+def swap_keys(key: Array, m: int) -> Array:
+    """Return the keys `[m, 4]` of m swaps."""
+    split_key, key = jax.random.split(key)
+    halves, own = jax.random.split(split_key, 3 * m), jax.random.split(key, m)
+    halves = halves.reshape(3, m, *halves.shape[1:])
+    return jnp.concatenate([halves, own[None]]).swapaxes(0, 1)
+
+
 def swap(
-    key: Array, space: Workspace, partitions: Partitions, problem: Problem
+    keys: Array, space: Workspace, partitions: Partitions, problem: Problem
 ) -> tuple[Mixture, Array]:
     """Return, for each partition, a mixture with one cluster given up and another one split.
 
     Which ones is drawn, more likely where giving up costs little and splitting gains much; a
     cluster that is too small always goes first. Of many clusters, several are given up. Also
-    returns where that was possible: splits are not where a half would be too small.
+    returns where that was possible: splits are not where a half would be too small. Every
+    partition has keys of its own, from `swap_keys`.
     """
     m, k = partitions.moments.size.shape
     mixtures = fitted(space, partitions.moments, problem)
     safe = is_safe(space, mixtures, problem)
-    split_key, key = jax.random.split(key)
-    halves = _split(split_key, space, partitions, problem, safe)
+    halves = _split(keys, space, partitions, problem, safe)
     loss = _removal_costs(space, mixtures, partitions.labels, problem, safe)
 
-    keys = jax.random.split(key, m)
-    draws = _uniform(keys, 2 * k + 2, loss.dtype)
+    draws = _uniform(keys[:, 3], 2 * k + 2, loss.dtype)
     temperature = jnp.array(TEMPERATURES, loss.dtype)[_below(draws[:, 0], len(TEMPERATURES))]
     short = (partitions.moments.size < space.min_size) & space.exists
     least = jnp.where(short | ~space.exists, jnp.inf, loss).min(axis=1)
@@ -182,7 +189,7 @@ class _Halves(NamedTuple):
 
 
 def _split(
-    key: Array, space: Workspace, partitions: Partitions, problem: Problem, safe: Array
+    keys: Array, space: Workspace, partitions: Partitions, problem: Problem, safe: Array
 ) -> _Halves:
     """Split every cluster of every partition in two, by a few iterations of CEM inside it."""
     (n, d), dtype = space.points.x.shape, space.points.x.dtype
@@ -219,12 +226,11 @@ def _split(
 
         return jax.vmap(one)(log_mass + _gumbel(uniform), labels)
 
-    keys = jax.random.split(key, 3 * m)
-    uniform = _uniform(keys[: 2 * m], n, dtype)
+    uniform = _uniform(jnp.concatenate([keys[:, 0], keys[:, 1]]), n, dtype)
     first = drawn(jnp.log(weight), uniform[:m])
     away, _ = own_distances(jnp.concatenate([first, first], axis=1))
     second = drawn(jnp.log(weight * away), uniform[m:])
-    narrow = _uniform(keys[2 * m :], k, dtype) < 0.5
+    narrow = _uniform(keys[:, 2], k, dtype) < 0.5
     pair = [
         jnp.where(narrow[..., None], moments.mean, first),
         jnp.where(narrow[..., None], first, second),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
@@ -77,6 +78,7 @@ class Workspace:
         exists: `[k]`, false for clusters that are there only to share programs: they hold no
             points, and nothing is demanded of them.
         batch: the name of the axis along which `vmap` runs several searches at once, or None.
+        mesh: devices to split a population over, which all have the points; or None.
     """
 
     points: Points
@@ -91,6 +93,7 @@ class Workspace:
     min_size: Array
     exists: Array
     batch: str | None = dataclasses.field(default=None, metadata={"static": True})
+    mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 class Rank(NamedTuple):
@@ -122,6 +125,7 @@ def make_workspace(
     least_spread: ArrayLike,
     min_size: ArrayLike,
     batch: str | None = None,
+    mesh: Mesh | None = None,
 ) -> Workspace:
     """Return what a search for so many clusters needs to know of the points."""
     k = len(exists)
@@ -146,6 +150,7 @@ def make_workspace(
         min_size=jnp.asarray(min_size, dtype) * (1 - 16 * jnp.finfo(dtype).eps),
         exists=exists,
         batch=batch,
+        mesh=mesh,
     )
 
 

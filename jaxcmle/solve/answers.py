@@ -14,7 +14,7 @@ from jaxcmle.solve.instances import Failure, Instance, Instances
 __all__ = ["Part", "collected"]
 
 # From the weakest claim to the strongest, each of which implies those before it.
-KINDS = ("none", "probabilistic", "deterministic", "certificate")
+KINDS = ("none", "estimate", "probabilistic", "deterministic", "certificate")
 INTERRUPTED = Failure(Status.INTERRUPTED, "not begun: the call was interrupted")
 NUMBERS = ("lower_bound", "gap", "min_size", "eps", "eta", "delta")
 

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
+from jaxcmle import memory
 from jaxcmle.candidates import grids
 from jaxcmle.candidates.choices import VarianceGrid
 from jaxcmle.candidates.claim import Scale, Target, measure, to_scale, to_target
@@ -21,14 +23,35 @@ from jaxcmle.candidates.seeding import seed
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
 from jaxcmle.problem.pairs import MAX_POINTS
+from jaxcmle.problem.placement import (
+    Placed,
+    agreed,
+    everywhere,
+    from_first,
+    is_placed,
+    on_host,
+    on_one_device,
+    place,
+    placement_of,
+    tells_lost_processes,
+)
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Mixture, Problem, Solution, Status
 from jaxcmle.proof.certify import certify
-from jaxcmle.refine.cem import cem_all, cem_restarts
+from jaxcmle.refine.iterations import Limits, best_admissible, cem_stack
+from jaxcmle.refine.sharded import cem_placed
 from jaxcmle.solve.advice import too_many
+from jaxcmle.solve.checkpoint import Checkpoint, PathOption, instance_parts, open_checkpoint
 from jaxcmle.solve.padding import for_all_points
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 from jaxcmle.solve.sizes import refine_with_sizes
-from jaxcmle.solve.sources import Setting, Source, all_subsets, paper_candidates, repetitions
+from jaxcmle.solve.sources import (
+    Setting,
+    Source,
+    Step,
+    all_subsets,
+    paper_candidates,
+    repetitions,
+)
 from jaxcmle.solve.walks import pruned_walks
 
 __all__ = [
@@ -52,6 +75,8 @@ N_KEPT = 64
 MAX_FILLING = 10**8
 # What the cost of a solution may be off by, in units of rounding.
 ROUNDINGS = 4
+# Iterations of CEM, at most.
+MAX_ITER = 300
 
 
 class TooManyCandidatesError(ValueError):
@@ -69,6 +94,7 @@ class TooManyCandidatesError(ValueError):
         self.solution = solution
 
 
+@tells_lost_processes
 def approximate(
     x: Any,
     n_clusters: int,
@@ -92,6 +118,8 @@ def approximate(
     time_limit: float | None = None,
     progress: ProgressOption = None,
     max_points: int = MAX_POINTS,
+    checkpoint: PathOption = None,
+    mesh: Mesh | None = None,
 ) -> Solution:
     r"""Return a solution that is provably near the best one with balanced clusters.
 
@@ -133,6 +161,12 @@ def approximate(
         progress: True shows a line on standard error, False nothing, None a line on terminals; or a
             function of a report.
         max_points: refuse more points than this: bounds take quadratic time.
+        checkpoint: a file to save the work to, every few seconds, at Ctrl-C and at the time limit,
+            as in `fit`. The same call goes on from there; a certificate that was not finished is
+            computed again.
+        mesh: devices to split the starts, the pairs of the quick bound and the repetitions of
+            `"sampling"` over; an x that is on several needs none. The rest is done on one. In
+            several processes all make the same call.
 
     Returns:
         A `Solution`; `guarantee` says what is proved, and on which scale. Where every candidate
@@ -176,21 +210,60 @@ def approximate(
     shown = Progress(progress)
     seconds = math.inf if time_limit is None else inputs.to_limit(time_limit, "time_limit")
     end = time.monotonic() + seconds
+    if is_placed(x, mesh):
+        placed = place(x, sample_weight, mesh)
+        mesh = placed.placement.mesh
+        x, sample_weight = on_host(placed, sample_weight is not None)
 
     everything, weight = inputs.to_points(x, sample_weight)
     # Points of weight 0 are padding: they take no part, and get a label at the end.
     points, weight, present = inputs.without_padding(everything, weight)
     instance = measure(points, weight, n_clusters, balance, scale, problem, max_points)
     inputs.check_enough_points(points, weight, instance.n_clusters)
-    answers = Answers(Setting(points, weight, problem, instance, target), max_points)
+    answers = Answers(Setting(points, weight, problem, instance, target, mesh), max_points)
+    saved = open_checkpoint(
+        checkpoint,
+        lambda: instance_parts(
+            "approximate",
+            everything,
+            (weight, present),
+            key,
+            problem,
+            mesh,
+            n_clusters=instance.n_clusters,
+            target=tuple(target),
+            balance=instance.balance,
+            algorithm=algorithm,
+            scale=scale,
+            grid=grid,
+            max_candidates=limit,
+            certificate=certificate,
+            guarantee=guarantee,
+            coarsen=coarsen,
+            n_starts=n_starts,
+            n_polish=n_polish,
+            prune=tuple(pruning),
+        ),
+        mesh,
+    )
+    answer = saved.answer()
+    if answer is not None:
+        return answer
 
     incumbent = None
     if certificate and guarantee:
-        incumbent = answers.local(jax.random.fold_in(key, 1), n_starts)
-        if not answers.prove(incumbent):
-            incumbent = answers.tight(incumbent, progress, end)
+        incumbent, known_before = saved.get("incumbent") or (None, False)
+        if incumbent is None:
+            incumbent = answers.local(jax.random.fold_in(key, 1), n_starts)
+        if known_before:
+            answers.proved = saved.get("proved")
+        elif not answers.prove(incumbent):
+            saved.save(incumbent=(incumbent, False))
+            incumbent = from_first(answers.tight(incumbent, progress, end), mesh)
+            saved.save(incumbent=(incumbent, True), proved=answers.proved)
         if answers.prove(incumbent):
-            return for_all_points(everything, present, answers.certified(incumbent), problem)
+            solution = for_all_points(everything, present, answers.certified(incumbent), problem)
+            return saved.finished(solution, cut=False)
         proved = answers.proved
         answers = Answers(answers.tightened(incumbent), max_points)
         answers.proved = proved
@@ -212,22 +285,29 @@ def approximate(
 
     draws = jax.random.fold_in(key, 0)
     known = math.inf if incumbent is None else _cost_if_admissible(incumbent)
-    if algorithm == "paper":
-        source = paper_candidates(setting, draws, limit, pruning)
-    elif plan.algorithm == "abs":
-        source = pruned_walks(setting, plan, draws, limit, pruning, known)
-    elif plan.delta == 0:
-        source = all_subsets(setting, plan, pruning, known)
-    else:
-        source = repetitions(setting, plan, draws, limit, pruning, known)
-    found, finished = _enumerate(source, max(n_polish, N_KEPT), setting.offset, shown, end)
+
+    def source() -> Source:
+        if algorithm == "paper":
+            return paper_candidates(setting, draws, limit, pruning)
+        if plan.algorithm == "abs":
+            return pruned_walks(setting, plan, draws, limit, pruning, known)
+        if plan.delta == 0:
+            return all_subsets(setting, plan, pruning, known)
+        return repetitions(setting, plan, draws, limit, pruning, known)
+
+    # A repetition goes on from the last step, which the checkpoint holds, file or not.
+    n_best = max(n_polish, N_KEPT)
+    found, finished = memory.within(
+        lambda: _enumerate(source(), n_best, setting, shown, end, saved)
+    )
     if found is None and not finished and incumbent is None:
         raise KeyboardInterrupt
     solution = answers.best(found, incumbent, n_polish, restricted=plan.algorithm != "abs")
     if not finished:
         solution = dataclasses.replace(solution, status=jnp.int32(Status.INTERRUPTED))
     solution = answers.with_claim(solution, finished and guarantee)
-    return for_all_points(everything, present, solution, problem)
+    solution = for_all_points(everything, present, solution, problem)
+    return saved.finished(solution, cut=not finished)
 
 
 def _affordable(
@@ -262,24 +342,31 @@ class Candidates(NamedTuple):
 
 
 def _enumerate(
-    source: Source, n_best: int, offset: float, progress: Progress, end: float
+    source: Source, n_best: int, setting: Setting, progress: Progress, end: float, saved: Checkpoint
 ) -> tuple[Candidates | None, bool]:
     """Return the best candidates, and whether all have been looked at."""
-    best, finished = None, False
+    last, finished, offset = None, False, setting.offset
+    if saved.get("place") is not None:
+        done, place = saved.get("place")
+        last = Step(done, saved.resumed("best", source.nothing(n_best)), place)
     try:
         with CtrlC() as ctrl_c:
-            for done, best in source.steps(n_best):
-                progress.update(done, source.total, float(best.cost[0]) - offset)
-                stopped = ctrl_c.pressed or time.monotonic() >= end
-                if stopped and done < source.total:
+            for step in source.steps(n_best, last):
+                last = step
+                progress.update(last.done, source.total, float(last.best.cost[0]) - offset)
+                saved.save_if_due(best=last.best, place=(last.done, last.place))
+                stopped = agreed(ctrl_c.pressed or time.monotonic() >= end, setting.mesh)
+                if stopped and last.done < source.total:
                     raise KeyboardInterrupt
         finished = True
     except KeyboardInterrupt:
         pass
     finally:
         progress.close()
-    if best is None:
+    saved.save()
+    if last is None:
         return None, finished
+    best = last.best
     costs = [float(cost) - offset for cost in best.cost if cost < jnp.inf]
     if not costs:
         raise ValueError("no candidate has a finite cost: rescale x, or enable float64")
@@ -309,21 +396,32 @@ class Answers:
 
     def local(self, key: Array, n_starts: int) -> Solution:
         """Return the best of many starts of CEM, admissible if it can be had, with its gap."""
-        points, weight, _, instance, _ = self.setting
+        points, weight, _, instance = self.setting[:4]
 
         def start(i: Array) -> Mixture:
             own = jax.random.fold_in(key, i)
             return seed(own, points, instance.n_clusters, sample_weight=weight)
 
         starts = jax.vmap(start)(jnp.arange(n_starts))
-        solution = cem_restarts(points, starts, min_variance=self.min_variance, **self.options)
+        solution = best_admissible(self._refined(starts))[0]
         if not is_admissible(solution):
             solution = self._filled_up(solution.mixture) or solution
         return self._bounded(solution)
 
+    def _refined(self, starts: Mixture) -> Solution:
+        """Return what CEM makes of each of a stack of starts; every device takes some of them."""
+        points, weight, problem, instance, _, mesh = self.setting
+        limits = Limits(MAX_ITER, instance.min_size, self.min_variance)
+        if mesh is None:
+            return memory.within(lambda: cem_stack(points, weight, starts, problem, limits))
+        placement = placement_of(points, mesh).only_others()
+        x, weight = everywhere((points, weight), mesh)
+        placed = Placed(x, weight, len(points), placement)
+        return on_one_device(memory.within(lambda: cem_placed(placed, starts, problem, limits)))
+
     def _filled_up(self, mixture: Mixture) -> Solution | None:
         """Return an admissible solution from a mixture with clusters that are too small."""
-        points, weight, problem, instance, _ = self.setting
+        points, weight, problem, instance = self.setting[:4]
         size = instance.min_size
         if weight is not None or instance.n * size > MAX_FILLING:
             return None
@@ -331,7 +429,11 @@ class Answers:
 
     def _bounded(self, solution: Solution) -> Solution:
         bounded = with_certificate(
-            self.setting.points, solution, max_points=self.max_points, **self.options
+            self.setting.points,
+            solution,
+            max_points=self.max_points,
+            mesh=self.setting.mesh,
+            **self.options,
         )
         quick, tight = bounded.guarantee, self.proved
         if _float(tight.lower_bound) <= _float(quick.lower_bound):
@@ -441,7 +543,7 @@ class Answers:
             assert incumbent is not None
             return incumbent
         first = jax.tree.map(lambda leaf: leaf[:n_polish], found.mixtures)
-        stack = cem_all(self.setting.points, first, min_variance=self.min_variance, **self.options)
+        stack = self._refined(first)
         polished = [entry_of(stack, i) for i in range(min(n_polish, len(found.costs)))]
         return self.chosen(found, polished, incumbent, restricted)
 

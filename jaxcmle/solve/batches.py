@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxcmle import memory
 from jaxcmle.solve.instances import Bucket, Instance, bucket_of
 from jaxcmle.solve.progress import CtrlC, Progress
 
@@ -179,6 +180,7 @@ def run_chunks(
     program: Hashable,
     layout: Layout,
     watch: Watch,
+    keep: Callable[[Any], None] = lambda _: None,
 ) -> list[Any]:
     """Return what comes of the chunks, as they are done.
 
@@ -193,6 +195,7 @@ def run_chunks(
             other buckets.
         layout: how many workers there are.
         watch: tells when to stop.
+        keep: gets what comes of each chunk, in this thread.
     """
     results: list[Any] = []
     run = _with_settings(run)
@@ -221,6 +224,7 @@ def run_chunks(
                 found = future.result()
                 _compiled.add((program, chunk.bucket))
                 results.append(found)
+                keep(found)
                 watch.add(len(chunk.places))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -240,7 +244,7 @@ def _with_settings(run: Callable[[Chunk], Any]) -> Callable[[Chunk], Any]:
 
     def wrapped(chunk: Chunk) -> Any:
         with jax.enable_x64(double), jax.default_device(device):
-            return run(chunk)
+            return memory.within(lambda: run(chunk))
 
     return wrapped
 

@@ -5,8 +5,8 @@ from functools import partial
 import jax
 from jax import Array
 
+from jaxcmle import memory
 from jaxcmle.problem.bounds import bound_terms
-from jaxcmle.problem.pairs import BYTE_BUDGET
 from jaxcmle.problem.types import Problem
 from jaxcmle.solve.batches import Layout
 from jaxcmle.solve.instances import Packed
@@ -40,7 +40,7 @@ def bound_all(
     def one(given: tuple[Packed, Array, Array], problem: Problem) -> Array:
         (x, weight, exists), size, least = given
         k = exists.sum()
-        return bound_terms(x, weight, k, size, problem, least, BYTE_BUDGET, whole).bound
+        return bound_terms(x, weight, k, size, problem, least, memory.pair_bytes(), whole).bound
 
     n = packed.x.shape[1]
     stack = (packed, min_size, floor)

@@ -16,7 +16,7 @@ from jaxcmle.candidates.scoring import PRUNING, Best, Grid, Pruning
 from jaxcmle.candidates.seeding import drawn_mixture
 from jaxcmle.problem.objective import shift_means
 from jaxcmle.problem.types import UCMLE, WKM, Mixture, Problem, Solution
-from jaxcmle.refine.cem import Limits, best_admissible, cem_stack
+from jaxcmle.refine.iterations import Limits, best_admissible, cem_stack
 from jaxcmle.solve.approximate import N_KEPT
 from jaxcmle.solve.batches import Layout, Watch
 from jaxcmle.solve.instances import Instance

@@ -10,28 +10,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 from jaxcmle.candidates.seeding import sample_points
 from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
 from jaxcmle.problem.objective import assign, shift_means
+from jaxcmle.problem.placement import (
+    Placed,
+    agreed,
+    everywhere,
+    is_placed,
+    on_host,
+    on_one_device,
+    place,
+    split_points,
+    tells_lost_processes,
+    to_host,
+    without_extra,
+)
 from jaxcmle.problem.score import score
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
 from jaxcmle.proof.certify import certify as tight_certificate
 from jaxcmle.refine.cem import cem
 from jaxcmle.refine.polish import Limits, polish, variance_limits
 from jaxcmle.refine.workspace import Partitions, Workspace, fitted
+from jaxcmle.solve.checkpoint import (
+    Checkpoint,
+    PathOption,
+    digest,
+    instance_parts,
+    open_checkpoint,
+)
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
 from jaxcmle.solve.evolution import advance, begin, ended, pace_of
 from jaxcmle.solve.padding import for_all_points, padded
 from jaxcmle.solve.population import make_starts, numbered, outcome, workspace
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 from jaxcmle.solve.sizes import default_min_size
+from jaxcmle.stream.kinds import is_streamed, streamed
 
-__all__ = ["fit", "fit_in_places"]
+__all__ = ["SAMPLE_SLACK", "fit", "fit_in_places", "search_mixtures"]
 
 # Up to so many points the lower bound takes less time than the search.
 MOST_CERTIFIED = 4096
@@ -44,6 +66,7 @@ LAST_PASSES = 20
 SAMPLE_SLACK = 0.7
 
 
+@tells_lost_processes
 def fit(
     x: Any,
     n_clusters: int,
@@ -58,6 +81,8 @@ def fit(
     time_limit: float | None = None,
     certify: bool = False,
     progress: ProgressOption = None,
+    checkpoint: PathOption = None,
+    mesh: Mesh | None = None,
 ) -> Solution:
     """Return the best clustering that a global search finds, and how far from optimal it can be.
 
@@ -68,7 +93,11 @@ def fit(
     solution is then refined on all of them.
 
     Args:
-        x: points `[n, d]`.
+        x: points `[n, d]`: an array; or points that are read in chunks and need not fit into
+            memory, a `numpy.memmap`, a path to an `.npy` or Parquet file, or a function without
+            arguments that returns an iterator of chunks `[c, d]`. Those are searched on a weighted
+            sample and then refined by CEM, without single-point moves; their labels are a NumPy
+            array, their `guarantee` an estimate.
         n_clusters: k.
         key: default `jax.random.key(0)`. The same key gives the same answer.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
@@ -89,6 +118,15 @@ def fit(
             the answer.
         progress: True shows a line on standard error, False nothing, None a line on terminals and
             in notebooks; or a function of a report.
+        checkpoint: a file to save the search to, every few seconds, at Ctrl-C and at the time
+            limit. The same call goes on from there, also after its process was killed, and ends
+            with the same answer, bit for bit, as if nothing had happened. The file stays. One that
+            is no checkpoint, or one of other arguments, is refused and left as it is.
+        mesh: devices to use, of one process or of several: more points than `Effort.sample` are
+            split over them, along the axis `"points"` (or the first one), and the solutions of a
+            search over all of them. An x that is split already needs none. In several processes
+            all make the same call, with the same x or one global array; the first one's clock
+            counts.
 
     Returns:
         A `Solution`. `CONVERGED`: no move of a single point is left that improves it. `MAX_ITER`:
@@ -105,25 +143,104 @@ def fit(
         >>> sorted(solution.mixture.means[:, 0].tolist()), solution.guarantee.kind
         ([1.0, 10.0, 21.0], 'certificate')
     """
+    if is_streamed(x):
+        return streamed("fit", mesh)(
+            x,
+            n_clusters,
+            key=key,
+            problem=problem,
+            sample_weight=sample_weight,
+            effort=effort,
+            init=init,
+            min_size=min_size,
+            min_variance=min_variance,
+            time_limit=time_limit,
+            certify=certify,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
     inputs.check_on_host("fit")
     effort = to_effort(effort, time_limit)
     problem = inputs.to_problem(problem)
     key = jax.random.key(0) if key is None else inputs.to_key(key)
-    watch = _Watch(Progress(progress, "rounds"), effort)
+    placed = place(x, sample_weight, mesh) if is_placed(x, mesh) else None
+    if placed is not None:
+        mesh = placed.placement.mesh
+        if placed.n <= effort.sample or n_clusters == 1:
+            # Few points: every device has all of them.
+            x, sample_weight = on_host(placed, sample_weight is not None)
+            placed = None
+    watch = _Watch(Progress(progress, "rounds"), effort, mesh)
 
-    everything, weight = inputs.to_points(x, sample_weight)
     # Points of weight 0 are padding: they take no part, and get a label at the end.
-    points, weight, present = inputs.without_padding(everything, weight)
-    k = inputs.to_n_clusters(n_clusters, len(points))
+    if placed is None:
+        everything, weight = inputs.to_points(x, sample_weight)
+        points, weight, present = inputs.without_padding(everything, weight)
+    else:
+        points = everything = placed.x
+        weight, present = placed.weight, None
+    k = inputs.to_n_clusters(n_clusters, len(points) if placed is None else placed.n)
     inputs.check_enough_points(points, weight, k)
     limits = _limits(points, weight, k, min_size, min_variance)
-    known = _known_labels(init, everything, present, points, k, problem)
-    instance = _Instance(points, weight, k, k, problem, limits)
+    if placed is None or isinstance(init, Mixture):
+        known = _known_labels(init, everything, present, points, k, problem)
+    else:
+        known = _split_labels(init, placed, k)
+    instance = _Instance(points, weight, k, k, problem, limits, mesh)
+    watch.checkpoint = open_checkpoint(
+        checkpoint,
+        lambda: instance_parts(
+            "fit",
+            everything,
+            (weight, present),
+            key,
+            problem,
+            mesh,
+            n_clusters=k,
+            effort=dataclasses.replace(effort, seconds=None),
+            init=None if known is None else digest(known),
+            min_size=limits.min_size,
+            min_variance=limits.min_variance,
+            certify=certify,
+        ),
+        mesh,
+    )
+    answer = watch.checkpoint.answer()
+    if answer is not None:
+        return answer
     solution = _fit(instance, effort, key, known, watch)
-    if certify and limits.min_size > 0 and not watch.ctrl_c.pressed:
+    proves = certify and limits.min_size > 0 and not watch.ctrl_c.pressed
+    if not proves:
+        solution = _certified(instance, solution)
+    if placed is None:
         solution = for_all_points(everything, present, solution, problem)
-        return _proved(x, sample_weight, instance, solution, watch, progress)
-    return for_all_points(everything, present, _certified(instance, solution), problem)
+    else:
+        solution = _for_placed_points(placed, solution, problem)
+    if proves:
+        if placed is not None:
+            x, sample_weight = on_host(placed, sample_weight is not None)
+            solution = on_one_device(solution)
+        solution = _proved(x, sample_weight, instance, solution, watch, progress)
+    # Of points over several devices, what comes after the last save is soon done again.
+    cut = watch.stopped or watch.ctrl_c.pressed
+    return solution if placed else watch.checkpoint.finished(solution, cut)
+
+
+def _split_labels(init: Any, placed: Placed, k: int) -> Array | None:
+    """Return labels that somebody knows already, where the points are."""
+    if init is None:
+        return None
+    labels = to_host(init.labels if isinstance(init, Solution) else init)
+    return split_points(placed.placement, np.asarray(inputs.to_labels(labels, placed.n, k)))
+
+
+def _for_placed_points(placed: Placed, solution: Solution, problem: Problem) -> Solution:
+    """Return the solution with labels for points of weight 0 as well, but none for padding."""
+    labels = solution.labels
+    if placed.weight is not None:
+        cheapest = assign(placed.x, solution.mixture, problem=problem)
+        labels = jnp.where(placed.weight > 0, labels, cheapest)
+    return dataclasses.replace(solution, labels=without_extra(labels, placed.n))
 
 
 def fit_in_places(
@@ -148,6 +265,39 @@ def fit_in_places(
     return for_all_points(everything, present, _certified(instance, solution), problem)
 
 
+class FoundMixtures(NamedTuple):
+    """A stack of mixtures in the user's units, the best first; and how the search ended."""
+
+    mixtures: Mixture
+    interrupted: bool
+    rounds: int
+
+
+def search_mixtures(
+    x: Any,
+    weight: Any,
+    k: int,
+    *,
+    key: Array,
+    problem: Problem,
+    effort: Effort,
+    limits: Limits,
+    progress: Progress,
+    ctrl_c: CtrlC,
+    checkpoint: Checkpoint,
+) -> FoundMixtures:
+    """Return all mixtures that the search keeps, for somebody who compares them on more points."""
+    points, weight = inputs.to_points(x, weight)
+    instance = _Instance(points, weight, k, k, problem, limits)
+    watch = _Watch(progress, effort)
+    watch.ctrl_c, watch.checkpoint = ctrl_c, checkpoint
+    search = _search(instance, effort, key, None, watch)
+    mixtures = fitted(search.space, search.population.moments, problem)
+    mixtures = _without_places(mixtures, k, problem)
+    mixtures = shift_means(mixtures, search.space.points.shift)
+    return FoundMixtures(mixtures, search.status == Status.INTERRUPTED, search.rounds)
+
+
 class _Instance(NamedTuple):
     """What is to be solved; no point has weight 0. Programs are for `places` clusters."""
 
@@ -157,6 +307,7 @@ class _Instance(NamedTuple):
     places: int
     problem: Problem
     limits: Limits
+    mesh: Mesh | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -170,18 +321,23 @@ class _Instance(NamedTuple):
 
 
 class _Watch:
-    """Shows how far the search has come, and tells when to stop."""
+    """Shows how far the search has come, saves it, and tells when to stop."""
 
     ctrl_c: CtrlC
 
-    def __init__(self, progress: Progress, effort: Effort) -> None:
-        self.progress = progress
+    def __init__(self, progress: Progress, effort: Effort, mesh: Mesh | None = None) -> None:
+        self.progress, self._mesh = progress, mesh
+        self.checkpoint = Checkpoint(None, {})
+        # Whether the work was cut short.
+        self.stopped = False
         self._rounds = effort.rounds
         self._end = time.monotonic() + (math.inf if effort.seconds is None else effort.seconds)
 
     def stops(self) -> bool:
-        """Tell whether somebody pressed Ctrl-C, or time is up."""
-        return self.ctrl_c.pressed or time.monotonic() >= self._end
+        """Tell whether somebody pressed Ctrl-C, or time is up; in the first of all processes."""
+        stops = self.ctrl_c.pressed or time.monotonic() >= self._end
+        self.stopped = bool(agreed(stops, self._mesh))
+        return self.stopped
 
     def left(self) -> float:
         """Return the seconds that are left."""
@@ -227,9 +383,11 @@ def _fit(
 ) -> Solution:
     """Search on all points, or on a sample."""
     few = len(instance.points) <= effort.sample or instance.k == 1
+    way = _fit_all if few else _fit_sample
     with CtrlC() as watch.ctrl_c:
         try:
-            return (_fit_all if few else _fit_sample)(instance, effort, key, known, watch)
+            # A repetition goes on from the last round, which the checkpoint holds, file or not.
+            return memory.within(lambda: way(instance, effort, key, known, watch))
         finally:
             watch.progress.close()
 
@@ -248,6 +406,9 @@ def _fit_all(
         labels = _lengthened(known, space)
         given = outcome(space, labels, problem, int(done.status), done.rounds, 0)
         solution = min(solution, given, key=_order)
+    if instance.mesh is not None:
+        # From all devices to where other arrays are.
+        solution = on_one_device(solution)
     mixture = _without_places(solution.mixture, instance.k, problem)
     return dataclasses.replace(solution, mixture=mixture, labels=solution.labels[:n])
 
@@ -272,18 +433,26 @@ def _search(
     instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
 ) -> _Done:
     """Run rounds until nothing improves; at least one."""
-    _, _, k, places, problem, limits = instance
+    _, _, k, places, problem, limits, mesh = instance
     x, weight = padded(instance.points, instance.weight)
-    space = workspace(x, weight, jnp.arange(places) < k, limits, problem)
+    exists = np.arange(places) < k
+    if mesh is not None:
+        x, weight, key, exists = everywhere((x, weight, key, exists), mesh)
+    space = workspace(x, weight, exists, limits, problem, mesh=mesh)
     if known is not None:
         known = _lengthened(known, space)
     pace = pace_of(effort)
     search = begin(space, known, effort.population, effort.restarts, pace, problem)
+    search = watch.checkpoint.resumed("search", search)
     start_key, round_key = jax.random.split(key)
     starts: Any = None
-    seedings, seeded, finished, stopped = 0, True, k == 1, False
+    seedings, groups, finished = jax.device_get((search.seedings, search.groups, search.finished))
+    seeded, stopped = groups > 0, False
     while not finished and not stopped:
-        if seeded:
+        if starts is None and not seeded:
+            # They do not count any more, but the program takes them.
+            seedings = seedings - 1
+        if seeded or starts is None:
             method = effort.methods[seedings % len(effort.methods)]
             starts = make_starts(start_key, seedings, space, effort.population, method, problem)
         search = advance(round_key, search, space, starts, pace, problem)
@@ -294,6 +463,8 @@ def _search(
         seeded = groups > 0
         watch.report(int(done), float(cost))
         stopped = not finished and watch.stops()
+        watch.checkpoint.save_if_due(search=search)
+    watch.checkpoint.save(search=search)
     status = Status.INTERRUPTED if stopped else Status.CONVERGED
     return _Done(space, ended(search), status, int(search.rounds))
 
@@ -302,10 +473,12 @@ def _fit_sample(
     instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
 ) -> Solution:
     """Search on a sample, and refine the best that comes of it on all points."""
-    points, weight, k, places, problem, limits = instance
-    sample_key, search_key = jax.random.split(key)
+    points, weight, k, places, problem, limits, mesh = instance
+    sample_key, search_key = jax.random.split(key if mesh is None else everywhere(key, mesh))
     size = max(effort.sample, 32 * k)
     drawn = _sample(sample_key, points, weight, size)
+    if mesh is not None:
+        drawn = jax.tree.map(to_host, everywhere(drawn, mesh))
     few = _Instance(
         points=drawn.x + drawn.shift,
         weight=drawn.weight,
@@ -313,6 +486,7 @@ def _fit_sample(
         places=places,
         problem=problem,
         limits=limits._replace(min_size=SAMPLE_SLACK * limits.min_size),
+        mesh=mesh,
     )
     search = _search(few, effort, search_key, None, watch)
     mixtures = fitted(search.space, search.population.moments, problem)
@@ -323,15 +497,16 @@ def _fit_sample(
     best = int(np.lexsort((np.where(np.isfinite(costs), costs, np.inf), short))[0])
     mixture = jax.tree.map(lambda leaf: leaf[best], mixtures)
 
-    labels = assign(points, mixture, problem=problem)
-    for _ in range(MOST_ITERATIONS // CHUNK):
-        if watch.stops():
-            break
+    chunks, mixture = watch.checkpoint.get("refined") or (0, mixture)
+    while chunks < MOST_ITERATIONS // CHUNK and not watch.stops():
         refined = cem(points, mixture, max_iter=CHUNK, **instance.options)
-        mixture, labels = refined.mixture, refined.labels
+        mixture = refined.mixture
         watch.report(search.rounds, float(refined.cost))
-        if int(refined.status) != Status.MAX_ITER:
-            break
+        more = int(refined.status) == Status.MAX_ITER
+        chunks = chunks + 1 if more else MOST_ITERATIONS // CHUNK
+        watch.checkpoint.save_if_due(refined=(chunks, mixture))
+    watch.checkpoint.save()
+    labels = assign(points, mixture if mesh is None else everywhere(mixture, mesh), problem=problem)
     ends = [labels] if known is None else [labels, known]
     passes = 0 if watch.stops() else LAST_PASSES
     options = {**instance.options, "max_passes": passes}
@@ -350,7 +525,8 @@ def _sample(key: Array, x: Array, weight: Array | None, size: int) -> Points:
 
 def _lengthened(labels: Array, space: Workspace) -> Array:
     """Return labels for the points of a workspace, which is padded."""
-    return jnp.pad(labels, (0, space.points.x.shape[0] - len(labels)))
+    longer = jnp.pad(labels, (0, space.points.x.shape[0] - len(labels)))
+    return longer if space.mesh is None else everywhere(longer, space.mesh)
 
 
 def _order(solution: Solution) -> tuple[bool, float]:

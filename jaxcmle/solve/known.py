@@ -87,7 +87,7 @@ class Known(Answers):
         return dataclasses.replace(solution, guarantee=guarantee)
 
     def _filled_up(self, mixture: Mixture) -> Solution | None:
-        points, _, problem, instance, _ = self.setting
+        points, _, problem, instance = self.setting[:4]
         n, size, floor = instance.n, int(instance.min_size), self.min_variance or 0.0
         if instance.weighted or n * size > MAX_FILLING:
             return None

@@ -24,7 +24,15 @@ from jaxcmle.solve.batches import (
     spread,
 )
 from jaxcmle.solve.bounding import bound_all
+from jaxcmle.solve.checkpoint import (
+    Checkpoint,
+    PathOption,
+    digest,
+    open_checkpoint,
+    problem_text,
+)
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
+from jaxcmle.solve.finished import Finished
 from jaxcmle.solve.fit import MOST_CERTIFIED, fit_in_places
 from jaxcmle.solve.instances import (
     Failure,
@@ -62,6 +70,7 @@ def fit_many(
     certificate: bool = True,
     errors: ErrorOption = "status",
     progress: ProgressOption = None,
+    checkpoint: PathOption = None,
 ) -> Any:
     """Cluster many instances: the search of `fit` for each of them, in one call.
 
@@ -88,6 +97,8 @@ def fit_many(
             before anything else is done.
         progress: True shows a line on standard error, False nothing, None a line on terminals and
             in notebooks; or a function of a report.
+        checkpoint: a file to save answers to as they come, every few seconds, as in `fit`. The same
+            call does the rest.
 
     Returns:
         For a list, a list of `Solution`s in order, which hold NumPy arrays. For an array, one
@@ -118,7 +129,8 @@ def fit_many(
         raise_failures(instances.failures)
 
     setting = _Setting(problem, effort, floor, sizes, keys, layout_of(), certificate)
-    return _fit(instances, setting, shown)
+    saved = open_checkpoint(checkpoint, lambda: _parts(instances, setting))
+    return _fit(instances, setting, shown, Finished(saved))
 
 
 def fit_numbers(
@@ -145,20 +157,49 @@ def fit_numbers(
     keys = jnp.stack([key] * b)
     most = max((instance.k for instance in instances.each if instance is not None), default=0)
     setting = _Setting(problem, effort, min_variance, sizes, keys, layout_of(), True, most)
-    return _fit(instances, setting, progress)
+    return _fit(instances, setting, progress, Finished(Checkpoint(None, {})))
 
 
-def _fit(instances: Instances, setting: "_Setting", progress: Progress) -> Any:
+def _fit(instances: Instances, setting: "_Setting", progress: Progress, finished: Finished) -> Any:
     effort, problem, floor = setting.effort, setting.problem, setting.min_variance
     with Watch(progress, effort.seconds, len(instances.each)) as watch:
+        before = list(finished.parts)
+        if before:
+            watch.add(sum(len(part.places) for part in before))
         parts = run_chunks(
-            _cut(instances, setting),
+            finished.rest(_cut(instances, setting)),
             lambda chunk: _solve(chunk, setting, watch),
             ("fit", instances.d, instances.dtype, type(problem), floor is None, effort),
             setting.layout,
             watch,
+            lambda part: finished.keep(part, watch.stops()),
         )
-    return collected(instances, parts, problem)
+        finished.save()
+    return collected(instances, before + parts, problem)
+
+
+def _parts(instances: Instances, setting: "_Setting") -> dict[str, str]:
+    """Return the fingerprint of a call."""
+    each = [instance for instance in instances.each if instance is not None]
+    arrays = [array for one in each for array in (one.x, one.weight, one.order)]
+    device = setting.layout.mesh.devices.flat[0]
+    double = jnp.result_type(float) == jnp.float64
+    return {
+        "function": "fit_many",
+        "x": digest(*(array for array in arrays if array is not None)),
+        "sample_weight": digest(np.array([one.weight is not None for one in each])),
+        "shape": f"{len(instances.each)} instances{' in one array' if instances.stacked else ''}",
+        "failures": repr(sorted(instances.failures)),
+        "n_clusters": digest(np.array(instances.clusters)),
+        "key": digest(setting.keys),
+        "problem": problem_text(setting.problem),
+        "dtype": f"{np.dtype(instances.dtype).name}{' with jax_enable_x64' if double else ''}",
+        "devices": f"{setting.layout.devices} x {device.device_kind}",
+        "effort": repr(dataclasses.replace(setting.effort, seconds=None)),
+        "min_size": digest(np.array(setting.sizes)),
+        "min_variance": repr(setting.min_variance),
+        "certificate": repr(setting.certificate),
+    }
 
 
 class _Setting(NamedTuple):

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 from jaxcmle.candidates.claim import Instance as Measured
 from jaxcmle.candidates.claim import Scale, Target, on_scale
 from jaxcmle.candidates.plan import Plan
 from jaxcmle.candidates.planning import make_plan
 from jaxcmle.problem.instance import variance_at_least, variance_at_most
-from jaxcmle.problem.pairs import BYTE_BUDGET, over_pairs
+from jaxcmle.problem.pairs import over_pairs
 from jaxcmle.problem.types import Problem
 from jaxcmle.solve.advice import fitting_claim, in_two_digits
 from jaxcmle.solve.approximate import TooManyCandidatesError
@@ -51,10 +51,10 @@ def measure_all(packed: Packed, sizes: Array, counts: Array, layout: Layout) -> 
             return jnp.where(before, distances, jnp.inf).min(axis=1)
 
         return Numbers(
-            floor=variance_at_least(x, weight, size, BYTE_BUDGET),
-            ceiling=variance_at_most(x, weight, size, BYTE_BUDGET),
+            floor=variance_at_least(x, weight, size, memory.pair_bytes()),
+            ceiling=variance_at_most(x, weight, size, memory.pair_bytes()),
             scatter=numerics.whole_moments(points).scatter[0],
-            closest=over_pairs(points, nearest_before, 2, BYTE_BUDGET).min(),
+            closest=over_pairs(points, nearest_before, 2, memory.pair_bytes()).min(),
         )
 
     stack = (packed.x, packed.weight, sizes)

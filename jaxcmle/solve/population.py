@@ -8,20 +8,23 @@ any that cost the same.
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
 from jaxcmle.candidates.seeding import drawn_mixture
 from jaxcmle.problem.objective import hide_missing
+from jaxcmle.problem.placement import split_stack
 from jaxcmle.problem.types import Mixture, Problem, Solution
 from jaxcmle.refine.improve import improve, move_until_done
 from jaxcmle.refine.polish import Limits, ready, settle
 from jaxcmle.refine.tempered import tempered_em
-from jaxcmle.refine.variation import crossover, swap
+from jaxcmle.refine.variation import crossover, swap, swap_keys
 from jaxcmle.refine.workspace import (
     Partitions,
     Workspace,
@@ -48,7 +51,7 @@ SOFT = (1.0,) * 6
 FALLING = tuple(0.8**i for i in range(10))
 
 
-@partial(jax.jit, static_argnames="batch")
+@partial(jax.jit, static_argnames=("batch", "mesh"))
 def workspace(
     x: Array,
     weight: Array,
@@ -56,9 +59,10 @@ def workspace(
     limits: Limits,
     problem: Problem,
     batch: str | None = None,
+    mesh: Mesh | None = None,
 ) -> Workspace:
     """Return the points made ready for a search."""
-    return ready(numerics.prepare(x, weight), exists, limits, problem, batch)
+    return ready(numerics.prepare(x, weight), exists, limits, problem, batch, mesh)
 
 
 @partial(jax.jit, static_argnames=("count", "method"))
@@ -73,17 +77,25 @@ def make_starts(
     """Return a stack of mixtures to start from; `number` is that of the group."""
     seeding = to_seed_method(method)
     keys = jax.random.split(jax.random.fold_in(key, number), count)
-    mixtures = jax.vmap(lambda key: drawn_mixture(key, space.points, space.exists, seeding))(keys)
-    if method not in ("em", "annealed"):
-        return mixtures
     temperatures = jnp.array(SOFT if method == "em" else FALLING, space.points.x.dtype)
 
-    def softly(mixture: Mixture) -> Mixture:
-        mixture = problem.constrained(mixture)
-        mixture = hide_missing(mixture, space.exists)
-        return tempered_em(space.points, mixture, problem, temperatures, space.floor, space.exists)
+    def some(shared: tuple[Workspace, Problem, Array], keys: Array) -> Mixture:
+        space, problem, temperatures = shared
 
-    return jax.vmap(softly)(mixtures)
+        def one(key: Array) -> Mixture:
+            return drawn_mixture(key, space.points, space.exists, seeding)
+
+        def softly(mixture: Mixture) -> Mixture:
+            mixture = problem.constrained(mixture)
+            mixture = hide_missing(mixture, space.exists)
+            return tempered_em(
+                space.points, mixture, problem, temperatures, space.floor, space.exists
+            )
+
+        mixtures = jax.vmap(one)(keys)
+        return jax.vmap(softly)(mixtures) if method in ("em", "annealed") else mixtures
+
+    return split_stack(some, space.mesh, (space, problem, temperatures), keys)
 
 
 @jax.jit
@@ -109,24 +121,37 @@ def next_round(
         max_iter: iterations of CEM for a child, at most.
         problem: `CMLE()`, `WKM(beta=...)` or `UCMLE()`.
     """
+    m = population.labels.shape[0]
 
     def stage(i: Array, children: Partitions) -> Partitions:
         own = jax.random.fold_in(jax.random.fold_in(key, number), i)
         first = i == 0
+        passes = jnp.where(i == SWAPS, MAX_PASSES, 0)
 
-        def fresh() -> tuple[Mixture, Array]:
+        def fresh() -> Mixture:
             parents = fitted(space, population.moments, problem)
             crossed = crossover(own, parents, space.exists)
-            mixtures = jax.tree.map(partial(jnp.where, seeded), starts, crossed)
-            return mixtures, jnp.ones(len(mixtures.weights), bool)
+            return jax.tree.map(partial(jnp.where, seeded), starts, crossed)
 
-        mixtures, possible = lax.cond(first, fresh, lambda: swap(own, space, children, problem))
-        passes = jnp.where(i == SWAPS, MAX_PASSES, 0)
-        new = improve(space, mixtures, children, problem, max_iter, passes)
-        return select_each(possible & (first | is_better(new.rank, children.rank)), new, children)
+        begun = lax.cond(first, fresh, lambda: starts)
+        keys = swap_keys(own, m)
+        shared = (space, problem, max_iter, passes, first)
+        return split_stack(_next_children, space.mesh, shared, begun, keys, children)
 
     children = lax.fori_loop(0, SWAPS + 1, stage, population)
     return _best(population, children)
+
+
+def _next_children(shared: Any, begun: Mixture, keys: Array, children: Partitions) -> Partitions:
+    """Return children after a stage: made from mixtures that have begun, or by a swap."""
+    space, problem, max_iter, passes, first = shared
+    mixtures, possible = lax.cond(
+        first,
+        lambda: (begun, jnp.ones(len(begun.weights), bool)),
+        lambda: swap(keys, space, children, problem),
+    )
+    new = improve(space, mixtures, children, problem, max_iter, passes)
+    return select_each(possible & (first | is_better(new.rank, children.rank)), new, children)
 
 
 def _best(parents: Partitions, children: Partitions) -> Partitions:

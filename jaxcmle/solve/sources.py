@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from jaxcmle import numerics
 from jaxcmle.candidates import grids, sampling, scoring
@@ -17,12 +18,14 @@ from jaxcmle.candidates.plan import Plan
 from jaxcmle.candidates.planning import make_plan
 from jaxcmle.candidates.scoring import Best, Grid, Pruning
 from jaxcmle.problem.bounds import lower_bound_terms
+from jaxcmle.problem.placement import agreed, everywhere
 from jaxcmle.problem.types import UCMLE, WKM, Mixture, Problem
 
 __all__ = [
     "MAX_BYTES",
     "Setting",
     "Source",
+    "Step",
     "all_subsets",
     "paced",
     "paper_candidates",
@@ -38,13 +41,14 @@ MAX_BYTES = 2**32
 
 
 class Setting(NamedTuple):
-    """One instance, and what is to be claimed of it."""
+    """One instance, and what is to be claimed of it; and devices to split the work over."""
 
     points: Array
     weight: Array | None
     problem: Problem
     instance: Instance
     target: Target
+    mesh: Mesh | None = None
 
     @property
     def offset(self) -> float:
@@ -68,30 +72,51 @@ class Setting(NamedTuple):
         return jnp.asarray(slope, dtype), jnp.asarray(constant, dtype)
 
 
+class Step(NamedTuple):
+    """How far an enumeration has come. What follows depends on nothing else, nor on the pace.
+
+    Attributes:
+        done: how many candidates have been looked at.
+        best: the best of them: something with a `cost`, ascending and on the scale.
+        place: where to go on, in the numbers of the source.
+    """
+
+    done: int
+    best: Any
+    place: tuple[int, ...]
+
+
 class Source(NamedTuple):
     """Candidates to enumerate.
 
     Attributes:
         total: how many there are.
-        steps: a function of how many to keep that yields how many are done, and the best of them:
-            something with a `cost`, ascending and on the scale.
+        steps: a function of how many to keep, and of the last `Step` to go on from or None. It
+            yields the next ones.
         mixtures: the way back from some of the best to a stack of mixtures, in the user's units:
             a function of what `steps` yields, and of places in it.
+        nothing: a function of how many to keep: the best of no candidates.
     """
 
     total: int
-    steps: Callable[[int], Iterator[tuple[int, Any]]]
+    steps: Callable[[int, "Step | None"], Iterator["Step"]]
     mixtures: Callable[[Any, np.ndarray], Mixture]
+    nothing: Callable[[int], Any]
 
 
-def paced(run: Callable[[int], None], remaining: int, first: int, most: int) -> Iterator[None]:
-    """Call `run(count)` with ever more at once, as long as it returns soon enough to look up."""
+def paced(
+    run: Callable[[int], None], remaining: int, first: int, most: int, mesh: Mesh | None = None
+) -> Iterator[None]:
+    """Call `run(count)` with ever more at once, as long as it returns soon enough to look up.
+
+    By the clock of the first process, where a mesh spans several.
+    """
     count = first
     while remaining > 0:
         count = min(count, remaining, most)
         begin = time.monotonic()
         run(count)
-        seconds = time.monotonic() - begin
+        seconds = agreed(time.monotonic() - begin, mesh)
         remaining -= count
         yield
         if seconds < LOOK_UP:
@@ -144,16 +169,24 @@ def repetitions(
             "weights that every draw of means is tried with: raise it, or eps or eta"
         )
     chunk = 64 if count <= 64 else scoring.CHUNK
+    mesh, draws, drawn_from = setting.mesh, key, pool
+    if mesh is not None:
+        key, drawn_from, blocks, grid = everywhere((key, pool, blocks, grid), mesh)
 
-    def steps(n_best: int) -> Iterator[tuple[int, Best]]:
+    def nothing(n_best: int) -> Best:
         best = scoring.nothing_yet(n_best, 3 + k, points.x.dtype)
-        done = 0
+        return best if mesh is None else everywhere(best, mesh)
+
+    def steps(n_best: int, last: Step | None) -> Iterator[Step]:
+        best, done = nothing(n_best), 0
+        if last is not None:
+            best, (done,) = last.best, last.place
 
         def run(count: int) -> None:
             nonlocal best, done
             new = sampling.next_repetitions(
                 key,
-                pool,
+                drawn_from,
                 blocks,
                 grid,
                 best,
@@ -163,17 +196,19 @@ def repetitions(
                 m=plan.m,
                 chunk=chunk,
                 pruning=pruning,
+                mesh=mesh,
             )
             best, done = jax.block_until_ready(new), done + count
 
         while done < count:
             left = min(count - done, sampling.NUMBERS - done % sampling.NUMBERS)
-            for _ in paced(run, left, chunk, left):
-                yield done * tuples, best
+            first = chunk if mesh is None else chunk * mesh.size
+            for _ in paced(run, left, first, left, mesh):
+                yield Step(done * tuples, best, (done,))
 
     def mixtures(best: Best, places: np.ndarray) -> Mixture:
         index = np.asarray(best.choice)[places]
-        means = sampling.repetition_means(key, jnp.asarray(index[:, :2]), pool, k, plan.m)
+        means = sampling.repetition_means(draws, jnp.asarray(index[:, :2]), pool, k, plan.m)
         variances = setting.variances(values[index[:, 3:]])
         return Mixture(
             weights=jnp.asarray(weights[index[:, 2]], points.x.dtype),
@@ -181,7 +216,7 @@ def repetitions(
             variances=jnp.asarray(variances, points.x.dtype),
         )
 
-    return Source(count * tuples, steps, mixtures)
+    return Source(count * tuples, steps, mixtures, nothing)
 
 
 def useful_values(setting: Setting, plan: Plan, pruning: Pruning, known_cost: float) -> np.ndarray:
@@ -336,20 +371,31 @@ def _products(
     sizes = [[len(component.mass) for component in case] for case in cases]
     totals = [math.prod(size) for size in sizes]
 
-    def steps(n_best: int) -> Iterator[tuple[int, Best]]:
+    def nothing(n_best: int) -> Best:
         # The first of the indices is the case.
-        best = scoring.nothing_yet(n_best, 1 + k, dtype)
-        before = 0
+        return scoring.nothing_yet(n_best, 1 + k, dtype)
+
+    def steps(n_best: int, last: Step | None) -> Iterator[Step]:
+        best = nothing(n_best)
+        first, row, before = 0, 0, 0
+        if last is not None:
+            best, (first, row) = last.best, last.place
         for i, case in enumerate(cases):
+            if i < first:
+                before += totals[i]
+                continue
+            # What has dropped out of the best of all cases will not come back.
+            start, best = _divided(best, i) if i == first else (None, best)
             columns = tuple(component.columns for component in case)
             mass = tuple(jnp.asarray(component.mass, dtype) for component in case)
             product = scoring.prepare_product(columns, mass if weighs else None, total_weight)
             merged = best
-            for done, found in _walk(product, sizes[i], n_best, pruning):
+            place = row if i == first else 0
+            for rows, found in _walk(product, sizes[i], n_best, pruning, start, place):
                 case_index = jnp.full((n_best, 1), i, jnp.int32)
                 choice = jnp.concatenate([case_index, found.choice], axis=1)
                 merged = scoring.merge(best, found.cost, choice)
-                yield before + done, merged
+                yield Step(before + rows * sizes[i][-1], merged, (i, rows))
             best, before = merged, before + totals[i]
 
     def mixtures(best: Best, places: np.ndarray) -> Mixture:
@@ -368,19 +414,41 @@ def _products(
             variances=jnp.asarray(np.asarray(parts["variance"]), dtype),
         )
 
-    return Source(sum(totals), steps, mixtures)
+    return Source(sum(totals), steps, mixtures, nothing)
+
+
+def _divided(best: Best, case: int) -> tuple[Best, Best]:
+    """Return the best of a case, without its number, and those of the cases before it."""
+    mine, earlier = best.choice[:, 0] == case, best.choice[:, 0] < case
+    m, length = best.choice.shape
+    empty = scoring.nothing_yet(m, length, best.cost.dtype)
+
+    def only(which: Array, columns: slice) -> Best:
+        chosen = empty._replace(choice=empty.choice[:, columns])
+        cost = jnp.where(which, best.cost, jnp.inf)
+        choice = jnp.where(which[:, None], best.choice[:, columns], chosen.choice)
+        return scoring.merge(chosen, cost, choice)
+
+    return only(mine, slice(1, None)), only(earlier, slice(None))
 
 
 def _walk(
-    product: scoring.Product, sizes: list[int], n_best: int, pruning: Pruning
+    product: scoring.Product,
+    sizes: list[int],
+    n_best: int,
+    pruning: Pruning,
+    known: Best | None,
+    done: int,
 ) -> Iterator[tuple[int, Best]]:
-    """Walk one product; yield how many candidates are done, and the best of them."""
+    """Walk one product; yield how many rows are done, and the best candidates of them.
+
+    `known` are the best of the rows that are done already.
+    """
     *first, columns = sizes
     rows = math.prod(first)
     tile = scoring.tile_rows(product, rows)
-    best = scoring.nothing_yet(n_best, len(sizes), product.last.dtype)
-    start = jnp.zeros(len(first), jnp.int32)
-    done = 0
+    best = scoring.nothing_yet(n_best, len(sizes), product.last.dtype) if known is None else known
+    start = jnp.asarray(_digits(done, first), jnp.int32)
 
     def run(tiles: int) -> None:
         nonlocal best, start, done
@@ -390,5 +458,17 @@ def _walk(
         best, start = jax.block_until_ready(state)
         done = min(rows, done + tiles * tile)
 
-    for _ in paced(run, -(-rows // tile), 1, 2**20):
-        yield done * columns, best
+    if done >= rows:
+        # Nothing is left, but for those who want to know the best.
+        yield done, best
+    for _ in paced(run, -(-(rows - done) // tile), 1, 2**20):
+        yield done, best
+
+
+def _digits(number: int, sizes: list[int]) -> list[int]:
+    """Return a number as digits, one for each size, the last one the fastest."""
+    digits: list[int] = []
+    for size in reversed(sizes):
+        number, digit = divmod(number, size)
+        digits.insert(0, digit)
+    return digits

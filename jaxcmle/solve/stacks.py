@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 
-from jaxcmle.problem.pairs import BYTE_BUDGET
+from jaxcmle import memory
 from jaxcmle.solve.batches import Chunk, Layout, capacity_of, each_first, over_devices, spread
 from jaxcmle.solve.instances import Bucket, pack
 
@@ -49,7 +49,7 @@ def over_instances(
     def local(stack: Any, count: Array, shared: Any) -> Any:
         if layout.form == "map":
             return each_first(lambda given: one(given, shared), stack, count)
-        at_once = max(1, BYTE_BUDGET // cost)
+        at_once = max(1, memory.pair_bytes() // cost)
         return lax.map(lambda given: one(given, shared), stack, batch_size=at_once)
 
     return over_devices(local, layout)(stack, counts, shared)

@@ -15,7 +15,7 @@ from jaxcmle.candidates.leaves import Found, Tuples
 from jaxcmle.candidates.plan import Plan
 from jaxcmle.candidates.scoring import Pruning
 from jaxcmle.problem.types import UCMLE, WKM, Mixture
-from jaxcmle.solve.sources import MAX_BYTES, Setting, Source, paced, useful_values
+from jaxcmle.solve.sources import MAX_BYTES, Setting, Source, Step, paced, useful_values
 
 __all__ = ["make_tuples", "pruned_walks"]
 
@@ -53,13 +53,21 @@ def pruned_walks(
     repetitions = min(batch // together, 1 << (count - 1).bit_length())
     batches = -(-len(places) // together)
 
-    def steps(n_best: int) -> Iterator[tuple[int, Found]]:
-        found = leaves.nothing_found(n_best, k, d, points.x.dtype)
-        before = 0
+    def nothing(n_best: int) -> Found:
+        return leaves.nothing_found(n_best, k, d, points.x.dtype)
+
+    def steps(n_best: int, last: Step | None) -> Iterator[Step]:
+        found = nothing(n_best)
+        before = begun = 0
+        if last is not None:
+            found, (before, begun, *form) = last.best, last.place
+            if form != [repetitions, together]:
+                # Batches have another form: repetitions that are begun are begun anew.
+                found, begun = leaves.found_before(found, divmod(before, sampling.NUMBERS)), 0
         while before < count:
             first, second = divmod(before, sampling.NUMBERS)
             end = min(sampling.NUMBERS, second + count - before)
-            done, total = 0, -(-(end - second) // repetitions) * batches
+            done, total = begun, -(-(end - second) // repetitions) * batches
 
             def run(steps: int, first: int = first, second: int = second, end: int = end) -> None:
                 nonlocal found, done
@@ -83,10 +91,13 @@ def pruned_walks(
                 )
                 found, done = jax.block_until_ready(new), done + steps
 
-            for _ in paced(run, total, 1, total):
+            for _ in paced(run, total - done, 1, total):
                 share = (end - second) * done // total
-                yield (before + share) * per_repetition, found
-            before += end - second
+                rounds, batch = divmod(done, batches)
+                at = min(before + rounds * repetitions, before + end - second)
+                place = (at, batch, repetitions, together)
+                yield Step((before + share) * per_repetition, found, place)
+            before, begun = before + end - second, 0
 
     def mixtures(found: Found, chosen: np.ndarray) -> Mixture:
         index = np.asarray(found.best.choice)[chosen]
@@ -100,7 +111,7 @@ def pruned_walks(
             variances=jnp.asarray(setting.variances(values[value]), dtype),
         )
 
-    return Source(count * per_repetition, steps, mixtures)
+    return Source(count * per_repetition, steps, mixtures, nothing)
 
 
 def make_tuples(

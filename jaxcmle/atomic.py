@@ -11,16 +11,17 @@ __all__ = ["atomic_path"]
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], tag: str | None = None) -> Iterator[Path]:
     """Yield a path to write to; it becomes `path` when all went well, and vanishes when not.
 
-    The temporary file lies in the same folder and has the same suffix. What was at `path` before
+    The temporary file lies in the same folder and has the same suffix; `tag` is in its name, by
+    default something random. What was at `path` before
     stays there, untouched, until the new file is complete and on the disk. A link is followed: its
     target is replaced, not the link.
 
     Example:
         >>> import pathlib, tempfile
-        >>> from jaxcmle.apps.atomic import atomic_path
+        >>> from jaxcmle.atomic import atomic_path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "answer.txt")
         ...     with atomic_path(path) as temporary:
@@ -31,7 +32,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(target.parent))
-    temporary = target.with_name(f".{target.stem}-{secrets.token_hex(4)}{target.suffix}")
+    temporary = target.with_name(f".{target.stem}-{tag or secrets.token_hex(4)}{target.suffix}")
     try:
         yield temporary
         with open(temporary, "rb+") as file:

@@ -1,0 +1,313 @@
+"""The search of `fit` for points that are read in chunks.
+
+Four passes, and then one for every iteration: a look at the points, a draw of samples, the best of
+the search on the sample compared on all points, CEM on all points, and the labels.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import math
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from jaxcmle.problem import inputs
+from jaxcmle.problem.bounds import lower_bound
+from jaxcmle.problem.objective import shift_means
+from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
+from jaxcmle.refine.polish import Limits
+from jaxcmle.solve.checkpoint import (
+    Checkpoint,
+    PathOption,
+    devices_of,
+    digest,
+    open_checkpoint,
+    problem_text,
+)
+from jaxcmle.solve.effort import Effort, EffortName, to_effort
+from jaxcmle.solve.fit import SAMPLE_SLACK, fit, search_mixtures
+from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
+from jaxcmle.solve.sizes import default_min_size
+from jaxcmle.stream.cem import State, Stream, costs_of, open_stream, pass_over, refine, settled
+from jaxcmle.stream.sampling import draw_samples
+from jaxcmle.stream.sources import Source, open_source
+
+__all__ = ["fit_streamed"]
+
+# How many of the best of the sample are compared on all points.
+COMPARED = 4
+# Iterations of CEM on all points at most, and the nats per point below which one is the last.
+MOST_ITERATIONS = 200
+LEAST_GAIN = 1e-6
+# Points of the sample that the estimate of the lower bound comes from.
+BOUND_SAMPLE = 2048
+
+
+def fit_streamed(
+    x: Any,
+    n_clusters: int,
+    *,
+    key: Array | None = None,
+    problem: Problem = CMLE(),
+    sample_weight: Any = None,
+    effort: EffortName | Effort = "default",
+    init: Any = None,
+    min_size: ArrayLike | None = None,
+    min_variance: ArrayLike | None = None,
+    time_limit: float | None = None,
+    certify: bool = False,
+    progress: ProgressOption = None,
+    checkpoint: PathOption = None,
+) -> Solution:
+    """Return what `fit` does, for points that are read in chunks."""
+    inputs.check_on_host("fit")
+    effort = to_effort(effort, time_limit)
+    problem = inputs.to_problem(problem)
+    key = jax.random.key(0) if key is None else inputs.to_key(key)
+    source = open_source(x, sample_weight)
+    shown = Progress(progress, "rounds")
+    end = time.monotonic() + (math.inf if effort.seconds is None else effort.seconds)
+    if _is_few(source, effort):
+        points, weight = source.load()
+        return fit(
+            points,
+            n_clusters,
+            key=key,
+            problem=problem,
+            sample_weight=weight,
+            effort=dataclasses.replace(effort, seconds=max(end - time.monotonic(), 0.0)),
+            init=init,
+            min_size=min_size,
+            min_variance=min_variance,
+            certify=certify,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
+    if certify:
+        raise ValueError(
+            "certify looks at all pairs of points, which streamed points are too many for; leave "
+            "it out (the guarantee then is an estimate), or load a sample and certify that"
+        )
+    with CtrlC() as ctrl_c:
+        try:
+            search = _Search(source, effort, key, problem, shown, ctrl_c, end)
+            return search.run(n_clusters, init, min_size, min_variance, checkpoint)
+        finally:
+            shown.close()
+
+
+def _is_few(source: Source, effort: Effort) -> bool:
+    """Tell whether all points fit in the sample; counts them if need be, as far as that goes."""
+    if source.n is None:
+        count = 0
+        for chunk in source.chunks():
+            count += chunk.length
+            if count > effort.sample:
+                return False
+    return source.n is not None and source.n <= effort.sample
+
+
+class _Search:
+    """A search on a stream, and what it may take."""
+
+    def __init__(
+        self,
+        source: Source,
+        effort: Effort,
+        key: Array,
+        problem: Problem,
+        progress: Progress,
+        ctrl_c: CtrlC,
+        end: float,
+    ) -> None:
+        self._source, self._effort, self._key, self._problem = source, effort, key, problem
+        self._progress, self._ctrl_c, self._end = progress, ctrl_c, end
+
+    def run(
+        self,
+        n_clusters: Any,
+        init: Any,
+        min_size: Any,
+        min_variance: Any,
+        checkpoint: PathOption,
+    ) -> Solution:
+        """Return the best solution that is found."""
+        source, problem = self._source, self._problem
+        known = None if init is None else _known(init, source, n_clusters, problem)
+        if source.n is not None:
+            inputs.to_n_clusters(n_clusters, source.n)
+        stream = open_stream(source, problem, min_variance, n_clusters)
+        survey = stream.survey
+        k = inputs.to_n_clusters(n_clusters, survey.n)
+        size = default_min_size(survey.total, survey.whole_weights, k)
+        if min_size is not None:
+            size = inputs.to_limit(min_size, "min_size")
+        inputs.check_partition_exists(k, size, survey.total)
+
+        saved = self._checkpoint(checkpoint, stream, k, known, size)
+        sample_key, search_key = jax.random.split(self._key)
+        count = max(self._effort.sample, 32 * k)
+        drawn = draw_samples(sample_key, source, survey, count, BOUND_SAMPLE)
+        floor = None if min_variance is None else stream.floor
+        left = max(self._end - time.monotonic(), 0.0)
+        found = search_mixtures(
+            drawn.x,
+            drawn.weight,
+            k,
+            key=search_key,
+            problem=problem,
+            effort=dataclasses.replace(self._effort, seconds=left),
+            limits=Limits(SAMPLE_SLACK * size, floor),
+            progress=self._progress,
+            ctrl_c=self._ctrl_c,
+            checkpoint=saved,
+        )
+        _give_back()
+        mixtures = jax.tree.map(lambda leaf: leaf[:COMPARED], found.mixtures)
+        if known is not None:
+            mixtures = jax.tree.map(
+                lambda one, more: jnp.concatenate([one[None], more]), known, mixtures
+            )
+        solution = self._refined(stream, mixtures, size, found.rounds, saved)
+        status = Status(int(solution.status))
+        if found.interrupted and status in (Status.CONVERGED, Status.MAX_ITER):
+            solution = dataclasses.replace(solution, status=jnp.int32(Status.INTERRUPTED))
+        solution = dataclasses.replace(solution, n_iter=jnp.int32(found.rounds))
+        guarantee = self._guarantee(stream, solution, drawn.equal, size)
+        return dataclasses.replace(solution, guarantee=guarantee)
+
+    def _checkpoint(
+        self, path: PathOption, stream: Stream, k: int, known: Mixture | None, size: float
+    ) -> Checkpoint:
+        """Open the checkpoint. The points are known by what the first pass has found of them."""
+        survey = stream.survey
+        looked_at = (survey.n, survey.total, survey.low, survey.high, *survey.moments)
+        return open_checkpoint(
+            path,
+            lambda: {
+                "function": "fit of points read in chunks",
+                "x": digest(*looked_at),
+                "key": digest(self._key),
+                "problem": problem_text(self._problem),
+                "dtype": str(np.dtype(self._source.dtype)),
+                "devices": devices_of(jnp.zeros(())),
+                "n_clusters": repr(k),
+                "effort": repr(dataclasses.replace(self._effort, seconds=None)),
+                "init": digest(*jax.tree.leaves(known)),
+                "min_size": repr(size),
+                "min_variance": repr(float(stream.floor)),
+            },
+        )
+
+    def _stops(self) -> bool:
+        return self._ctrl_c.pressed or time.monotonic() >= self._end
+
+    def _refined(
+        self, stream: Stream, mixtures: Mixture, size: float, rounds: int, saved: Checkpoint
+    ) -> Solution:
+        """Return the best of the mixtures after CEM; another where that ends inadmissible."""
+        order = saved.get("order")
+        if order is None:
+            order = self._order(stream, mixtures, size)
+            if not self._stops():
+                saved.save(order=order)
+        best: Solution | None = None
+        for place in order:
+
+            def report(state: State, name: str = f"refined {place}") -> None:
+                self._progress.update(rounds, self._effort.rounds, state.cost)
+                saved.save_if_due(**{name: tuple(state)})
+
+            last = saved.get(f"refined {place}")
+            last = None if last is None else State(*last)
+            mixture = jax.tree.map(lambda leaf, place=place: leaf[place], mixtures)
+            end = refine(stream, mixture, MOST_ITERATIONS, self._stops, report, LEAST_GAIN, last)
+            saved.save()
+            solution = settled(stream, end, size, in_order=True)
+            good = int(solution.status) not in (Status.INADMISSIBLE, Status.NONFINITE)
+            if best is None or good:
+                best = solution
+            if good or self._stops():
+                break
+        assert best is not None
+        return best
+
+    def _order(self, stream: Stream, mixtures: Mixture, size: float) -> list[int]:
+        """Return the places of the mixtures, the best on all points first."""
+        places = list(range(mixtures.weights.shape[0]))
+        shifted = shift_means(mixtures, -jnp.asarray(stream.survey.shift))
+        found = pass_over(stream, shifted, shifted.means, self._stops)
+        if found is None:
+            return places
+        short = np.asarray(found.sums.size).min(axis=1) < SAMPLE_SLACK * size
+        costs = costs_of(found, shifted, stream.problem)
+        costs = np.where(np.isfinite(costs), costs, np.inf)
+        return sorted(places, key=lambda place: (short[place], costs[place]))
+
+    def _guarantee(
+        self, stream: Stream, solution: Solution, sample: np.ndarray, size: float
+    ) -> Guarantee:
+        """Return an estimate of the lower bound, or why there is none."""
+        k, total, cost = len(solution.mixture.weights), stream.survey.total, float(solution.cost)
+        if k == 1:
+            # There is only one partition.
+            return Guarantee(
+                kind="certificate", lower_bound=cost, gap=0.0, min_size=size, method="pairs"
+            )
+        reason = ""
+        if size <= 0:
+            reason = "there is no lower bound without a minimum size; set min_size to 1 or more"
+        elif int(solution.status) == Status.INTERRUPTED:
+            reason = "the search was interrupted"
+        elif int(solution.status) in (Status.INADMISSIBLE, Status.NONFINITE):
+            reason = "a cluster is under the minimum size"
+        if reason:
+            return Guarantee(reason=reason, min_size=size)
+        share = len(sample) / total
+        bound = lower_bound(
+            sample,
+            k,
+            min_size=size * share,
+            problem=stream.problem,
+            min_variance=stream.floor,
+        )
+        bound = float(bound) / share
+        return Guarantee(
+            kind="estimate",
+            lower_bound=bound,
+            gap=max(cost - bound, 0.0) / total,
+            min_size=size,
+            method="pairs",
+            reason=f"an estimate from a sample of {len(sample)} points, and not a bound",
+        )
+
+
+def _give_back() -> None:
+    """Return what is free to the system: compiling the search leaves some hundred megabytes.
+
+    Only the C library of Linux can; elsewhere, memory stays as it is.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _known(init: Any, source: Source, n_clusters: Any, problem: Problem) -> Mixture:
+    """Return the mixture that somebody knows already."""
+    mixture = init.mixture if isinstance(init, Solution) else init
+    if not isinstance(mixture, Mixture):
+        raise TypeError(
+            "init for streamed points must be a jaxcmle.Solution or a jaxcmle.Mixture, got "
+            f"{type(init).__name__}"
+        )
+    mixture = inputs.to_mixture(mixture, source.d, source.dtype, problem, stack=False)
+    if mixture.weights.shape[0] != n_clusters:
+        raise ValueError(
+            f"init has {mixture.weights.shape[0]} clusters, and n_clusters is {n_clusters}"
+        )
+    return mixture
