@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 PRECISIONS = ("float32", "float64")
 # Of the 65,530 that are usual.
@@ -56,3 +57,25 @@ def own_programs():
     jax.clear_caches()
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def shared_programs(tmp_path_factory):
+    """Return a folder of compiled programs: what other tests or processes compiled is not compiled.
+
+    For tests that drop programs, or start processes.
+    """
+    folder = str(tmp_path_factory.getbasetemp().parent / "programs")
+    settings = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

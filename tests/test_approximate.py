@@ -85,7 +85,7 @@ def raw_best(x, k, problem, claim, key):
     setting = Setting(points, None, problem, instance, target)
     plan = make_plan(instance, target, problem)
     source = repetitions(setting, plan, key, 1e8, PRUNING, math.inf)
-    *_, (done, best) = source.steps(64)
+    *_, (done, best, _) = source.steps(64, None)
     assert done == plan.tuples == source.total
     return float(best.cost[0]) - setting.offset, instance
 

@@ -23,7 +23,7 @@ from support import (
 
 import jaxcmle as jc
 from jaxcmle import numerics
-from jaxcmle.refine import cem as cem_module
+from jaxcmle.refine import iterations as cem_module
 
 
 def clustered(rng, n, d, k, precision, spread=4.0):

@@ -645,3 +645,22 @@ def test_version_and_help(run):
         assert name in words
     assert fails(run("nothing"), 2, "invalid choice")
     assert fails(run(), 2, "required")
+
+
+def test_a_checkpoint_is_used_again_and_not_for_other_work(run, data, tmp_path):
+    given = (data, "--effort", "quick", "--json", "--checkpoint", tmp_path / "run.ckpt")
+    first = run("fit", "-k", 3, *given, "--all-devices")
+    assert first.returncode == 0, first.stderr
+    again = run("fit", "-k", 3, *given, "--all-devices")
+    reports = [json.loads(each.stdout) for each in (first, again)]
+    for report in reports:
+        del report["seconds"]
+    assert reports[0] == reports[1]
+    other = run("fit", "-k", 2, *given)
+    assert other.returncode == 2
+    assert "another call" in other.stderr
+    assert other.stderr.count("\n") == 1
+    nowhere = run("fit", data, "-k", 2, "--checkpoint", tmp_path / "nowhere" / "run.ckpt")
+    assert nowhere.returncode == 4
+    assert nowhere.stderr.startswith("jaxcmle: --checkpoint")
+    assert "no such folder" in nowhere.stderr

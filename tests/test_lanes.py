@@ -21,8 +21,8 @@ from support import (
 
 import jaxcmle as jc
 from jaxcmle import numerics
-from jaxcmle.refine.cem import default_min_variance
 from jaxcmle.refine.folds import branches_of
+from jaxcmle.refine.iterations import default_min_variance
 from jaxcmle.refine.lanes import cem_lanes
 
 N, D, K, LANES, TILE = 50, 2, 4, 16, 16

@@ -168,6 +168,7 @@ PHRASES = (
     "; ".join(["0 done", "1 an error in jaxcmle", "2 arguments or data that cannot be used"]),
     "3 no admissible answer",
     "4 an output could not be written",
+    "5 another process of",
     "130 Ctrl-C",
     "Python 3.11",
     "clusters of 167 points and more does not rule out a better partition with a cluster of 5",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxcmle as jc
-from jaxcmle.apps import atomic
+from jaxcmle import atomic
 from jaxcmle.apps.saving import read_archive, write_archive
 
 X = [[0.0, 1.0], [2.0, 0.5], [9.0, 3.0], [11.0, 2.0]]
@@ -211,7 +211,7 @@ def test_a_kill_leaves_the_old_file(tmp_path):
     path.write_text("old")
     code = f"""
 import os
-from jaxcmle.apps.atomic import atomic_path
+from jaxcmle.atomic import atomic_path
 with atomic_path({str(path)!r}) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), 9)

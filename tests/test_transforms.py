@@ -11,9 +11,13 @@ from support import PROBLEMS, as_mixture, random_mixture, stack
 import jaxcmle as jc
 from jaxcmle.candidates import seeding
 from jaxcmle.problem import bounds, instance, objective, score
-from jaxcmle.refine import cem as cem_module
+from jaxcmle.problem.placement import placement_of
+from jaxcmle.refine import cem as public_cem
+from jaxcmle.refine import iterations as cem_module
+from jaxcmle.refine import sharded
 from jaxcmle.refine.polish import Limits
 from jaxcmle.solve import evolution, population
+from jaxcmle.stream import cem as stream_cem
 
 N, D, K = 30, 2, 3
 
@@ -86,7 +90,7 @@ def test_values_do_not_retrace(precision, monkeypatch):
         cem_module.cem_stack,
         "cem_stack",
         monkeypatch,
-        cem_module,
+        public_cem,
         [
             lambda: jc.cem_restarts(x, starts, problem=jc.WKM(beta=1.0), min_variance=0.1),
             lambda: jc.cem_restarts(
@@ -160,12 +164,18 @@ def test_hot_functions_lower_for_accelerators(name, platform, precision):
     starts = stack([as_mixture(random_mixture(rng, k, d), precision)[0] for _ in range(m)])
     limits = cem_module.Limits(300, 2, None)
     key, size = jax.random.key(0), np.asarray(2, precision)
+    split = placement_of(None, jax.make_mesh((1, 1), ("points", "starts")))
+    words, means = np.zeros(n, np.uint32), starts.means
+    first = jax.tree.map(lambda leaf: leaf[0], starts)
     programs = (
         (lambda *given: cem_module.cem_stack(*given, problem, limits), (x, weight, starts)),
         (lambda *given: score.score_points(*given, problem), (x, weight, starts)),
         (lambda x: bounds.bound_terms(x, None, k, size, problem, 0.0, 2**28), (x,)),
         (lambda x: seeding._seed(key, x, None, k, "kmeans++", 3), (x,)),
         (lambda *given: search_round(*given, k, problem), (x, weight, starts)),
+        (lambda *given: sharded._cem(*given, problem, limits, split, True), (x, weight, starts)),
+        (lambda *given: stream_cem._chunk_pass(*given, problem), (x, weight, words, starts, means)),
+        (lambda *given: stream_cem._quick_chunk(*given, problem), (x, None, first, x[0])),
     )
     for function, arguments in programs:
         exported = export.export(jax.jit(function), platforms=[platform])(*shapes(*arguments))

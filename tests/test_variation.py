@@ -9,7 +9,7 @@ from support import BETA, NAMES, PROBLEMS
 
 from jaxcmle import numerics
 from jaxcmle.refine.polish import Limits, ready
-from jaxcmle.refine.variation import _pairs, _removal_costs, crossover, swap
+from jaxcmle.refine.variation import _pairs, _removal_costs, crossover, swap, swap_keys
 from jaxcmle.refine.workspace import fitted, partitions_of
 
 N, D, M = 240, 2, 6
@@ -83,7 +83,8 @@ def test_a_swap_divides_clusters_in_two_and_keeps_the_rest(name, k, precision):
     before = fitted(space, partitions.moments, PROBLEMS[name])
     swapped, changes = jax.jit(swap), []
     for seed in range(4):
-        after, possible = swapped(jax.random.key(seed), space, partitions, PROBLEMS[name])
+        keys = swap_keys(jax.random.key(seed), partitions.labels.shape[0])
+        after, possible = swapped(keys, space, partitions, PROBLEMS[name])
         for i in np.flatnonzero(possible):
             old, new = rows(before, i), rows(after, i)
             changed = np.flatnonzero((old != new).any(axis=1))

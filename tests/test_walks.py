@@ -62,7 +62,7 @@ def make_setting(x, k, name, claim, y_high=None):
 def raw_best(setting, plan, key, pruning=PRUNING, n_best=64):
     """Return the best candidates, on the user's scale, before any polishing."""
     source = pruned_walks(setting, plan, key, 1e8, pruning, math.inf)
-    *_, (done, found) = source.steps(n_best)
+    *_, (done, found, _) = source.steps(n_best, None)
     assert done == source.total == plan.tuples
     places = np.flatnonzero(np.asarray(found.cost) < np.inf)
     return np.asarray(found.cost)[places] - setting.offset, source.mixtures(found, places)

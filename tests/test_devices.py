@@ -1,0 +1,84 @@
+"""Several devices give the answers of one: eight of them, simulated on the CPU, in a child."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import jaxcmle as jc
+from jaxcmle.problem.placement import place, placement_of
+
+PRECISIONS = ("float32",)
+CHILD = Path(__file__).with_name("on_devices.py")
+
+
+@pytest.mark.parametrize("part", ["cem", "searches"])
+def test_eight_devices_give_the_answers_of_one(part):
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    done = subprocess.run(
+        [sys.executable, CHILD, part],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    # As many as the child has: none may have been left out.
+    assert len(checks) == ((5 + 4 + 2 * 2) * 3 + 6 + 2 if part == "cem" else 3 * (4 + 2 + 2) + 2)
+    for check in checks:
+        one, several = check["one"], check["several"]
+        assert one.keys() == several.keys()
+        for name in set(one) - {"cost", "costs", "bound"}:
+            assert one[name] == several[name], (check["name"], name)
+        for name in {"cost", "costs", "bound"} & set(one):
+            # With points of weight 0 for padding the quick bound leaves a little more to rounding.
+            rtol = 2e-3 if name == "bound" else 2e-6
+            np.testing.assert_allclose(
+                several[name], one[name], rtol=rtol, err_msg=f"{check['name']}: {name}"
+            )
+
+
+def test_a_mesh_of_one_device_gives_the_same(precision):
+    x = np.random.default_rng(0).normal(size=(53, 2)).astype(precision)
+    mesh = jax.make_mesh((1,), ("points",))
+    start = jc.seed(jax.random.key(0), x, 3)
+    one, other = jc.cem(x, start), jc.cem(x, start, mesh=mesh)
+    assert one.labels.tolist() == other.labels.tolist()
+    np.testing.assert_allclose(other.cost, one.cost, rtol=1e-6)
+
+
+def test_points_go_along_the_axis_that_is_called_so():
+    devices = np.array(jax.devices()[:1]).reshape(1, 1)
+    assert placement_of(None, Mesh(devices, ("starts", "points"))).points == ("points",)
+    assert placement_of(None, Mesh(devices, ("a", "b"))).points == ("a",)
+    assert placement_of(None, Mesh(devices, ("a", "b"))).others == ("b",)
+
+
+def test_cem_runs_under_jit_on_a_mesh():
+    x = np.random.default_rng(0).normal(size=(53, 2)).astype(np.float32)
+    mesh = jax.make_mesh((1,), ("points",))
+    start = jc.seed(jax.random.key(0), x, 3)
+    inside = jax.jit(lambda x, start: jc.cem(x, start, mesh=mesh))(x, start)
+    assert inside.labels.tolist() == jc.cem(x, start, mesh=mesh).labels.tolist()
+
+
+def test_values_are_checked_on_a_mesh_too():
+    mesh = jax.make_mesh((1,), ("points",))
+    x = np.ones((9, 2), np.float32)
+    x[4, 1] = np.nan
+    with pytest.raises(ValueError, match="row 4"):
+        place(x, None, mesh)
+    with pytest.raises(ValueError, match=r"shape \(9,\)"):
+        place(np.ones((9, 2)), np.ones(8), mesh)
+    with pytest.raises(TypeError, match=r"jax\.sharding\.Mesh"):
+        jc.fit(x, 2, mesh=8)
+    with pytest.raises(ValueError, match="distinct"):
+        jc.cem(np.ones((9, 2)), jc.seed(jax.random.key(0), np.eye(9, 2), 2), mesh=mesh)
