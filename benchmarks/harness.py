@@ -125,6 +125,11 @@ def grown_bytes(run: Callable[[], T]) -> tuple[int | None, T]:
     return _memory("VmHWM") - before, result
 
 
+def peak_bytes() -> int | None:
+    """Return the most memory that this process has held since `grown_bytes` began, if known."""
+    return _memory("VmHWM") if Path("/proc/self/status").exists() else None
+
+
 def _memory(field: str) -> int:
     """Return the bytes that this process holds, as Linux tells them: `VmRSS`, the peak `VmHWM`."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

@@ -6,9 +6,11 @@ what it held before it, data and programs, and less the results. That is Linux's
 set back, after all that is free was given back; elsewhere there is no memory in the table.
 """
 
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,6 +26,7 @@ from benchmarks.harness import (
     grown_bytes,
     in_own_process,
     interleave,
+    peak_bytes,
     say,
     slope,
 )
@@ -43,6 +46,13 @@ DEVICES = (1, 2, 4, 8)
 # Points, features, clusters.
 LARGE = ((1_000_000, 8, 20), (20_000, 16, 200), (5_000, 1_000, 10))
 LARGE_QUICK = ((20_000, 2, 3),)
+
+# Points of a file that is read in chunks, those of it that are also searched in memory, and those
+# that iterations are timed on; features and clusters.
+STREAM, STREAM_QUICK = (20_000_000, 200_000, 1_000_000), (300_000, 50_000, 131_072)
+STREAM_D, STREAM_K = 8, 8
+# What is written at once.
+STREAM_BLOCK = 100_000
 
 Run = Callable[[], Any]
 
@@ -373,8 +383,113 @@ def _above(difference: float | None) -> str:
     return "not admissible" if difference is None else f"{difference:,.0f} nats above"
 
 
+def measure_streaming(quick: bool) -> dict[str, Any]:
+    n, part, timed_n = STREAM_QUICK if quick else STREAM
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "x.npy"))
+        pace = in_own_process(stream_pace, path, timed_n, 2 if quick else 9)
+        say(pace)
+        in_own_process(write_points, path, n)
+        large = in_own_process(stream_search, path, part, environment=ONE_ARENA)
+        say(large)
+    return {"pace": pace, "large": large}
+
+
+def write_points(path: str, n: int) -> None:
+    """Write points of well separated clusters to a file, block by block."""
+    rng = np.random.default_rng(0)
+    centres = 5 * rng.normal(size=(STREAM_K, STREAM_D)).astype(np.float32)
+    x = np.lib.format.open_memmap(path, "w+", np.float32, (n, STREAM_D))
+    for first in range(0, n, STREAM_BLOCK):
+        count = min(STREAM_BLOCK, n - first)
+        labels = rng.integers(0, STREAM_K, count)
+        noise = rng.standard_normal((count, STREAM_D), np.float32)
+        x[first : first + count] = centres[labels] + noise
+
+
+def stream_pace(path: str, n: int, rounds: int) -> dict[str, Any]:
+    """Time iterations of CEM on the same points, read from a file or held in memory."""
+    x, means = slow_data(n, STREAM_D, STREAM_K)
+    np.save(path, x)
+    given = {"memory": jnp.asarray(x), "file": np.load(path, mmap_mode="r")}
+    start = even(means)
+
+    def run(where: str, iterations: int) -> Run:
+        return lambda: jc.cem(given[where], start, max_iter=iterations).cost
+
+    few, many = 2, 2 + ITERATIONS
+    runs = {f"{where} {count}": run(where, count) for count in (few, many) for where in given}
+    times = interleave(runs, rounds)
+
+    def compared(file: list[float], memory: list[float]) -> dict[str, float]:
+        each = [one / other for one, other in zip(file, memory, strict=True)]
+        return {"ratio": float(np.median(each)), "lowest": min(each), "highest": max(each)}
+
+    def rounds_of(where: str, less: bool) -> list[float]:
+        whole = times[f"{where} {many}"].rounds
+        if not less:
+            return whole
+        return [a - b for a, b in zip(whole, times[f"{where} {few}"].rounds, strict=True)]
+
+    return {
+        "n": n,
+        "iterations": many,
+        "seconds": {name: each.summary() for name, each in times.items()},
+        "call": compared(rounds_of("file", False), rounds_of("memory", False)),
+        "iteration": compared(rounds_of("file", True), rounds_of("memory", True)),
+    }
+
+
+def stream_search(path: str, part: int) -> dict[str, Any]:
+    """Search a file in little memory, and a part of it also in memory."""
+    x = np.load(path, mmap_mode="r")
+    begin = time.perf_counter()
+    _, solution = grown_bytes(lambda: jc.fit(x, STREAM_K, effort="quick", progress=False))
+    seconds = time.perf_counter() - begin
+    peak = peak_bytes()
+    some = np.array(x[:part])
+    streamed = jc.fit(lambda: iter([some]), STREAM_K, effort="quick", progress=False)
+    whole = jc.fit(some, STREAM_K, effort="quick", progress=False)
+    return {
+        "n": len(x),
+        "data bytes": x.nbytes,
+        "peak bytes": peak,
+        "status": jc.Status(int(solution.status)).name,
+        "seconds with compilation": seconds,
+        "part": part,
+        "relative difference": float(streamed.cost) / float(whole.cost) - 1,
+    }
+
+
+def streaming_table(found: dict[str, Any]) -> Table:
+    pace, large = found["results"]["pace"], found["results"]["large"]
+    peak = large["peak bytes"]
+    return Table(
+        f"Points read in chunks from a `numpy.memmap`, {STREAM_D} features, {STREAM_K} clusters: "
+        "the time of `cem` as a multiple of that on the same points in memory, and the most memory "
+        "that the whole process holds during `fit`.",
+        ("what", "points", "result"),
+        (
+            (f"a call of {pace['iterations']} iterations", f"{pace['n']:,}", ratio(pace["call"])),
+            ("each further iteration", f"{pace['n']:,}", ratio(pace["iteration"])),
+            (
+                f"memory of `fit`, data of {large['data bytes'] / 1e6:,.0f} MB",
+                f"{large['n']:,}",
+                "–" if peak is None else f"{peak / 2**20:,.0f} MiB",
+            ),
+            (
+                "cost of `fit`, relative to that in memory",
+                f"{large['part']:,}",
+                f"{large['relative difference']:+.1e}",
+            ),
+        ),
+        source(found),
+    )
+
+
 PARTS = {
     "growth": Part(measure_growth, growth_table),
     "devices": Part(measure_devices, devices_table),
     "large": Part(measure_large, large_table),
+    "streaming": Part(measure_streaming, streaming_table),
 }
