@@ -39,10 +39,8 @@ def test_eight_devices_give_the_answers_of_one(part):
         for name in set(one) - {"cost", "costs", "bound"}:
             assert one[name] == several[name], (check["name"], name)
         for name in {"cost", "costs", "bound"} & set(one):
-            # With points of weight 0 for padding the quick bound leaves a little more to rounding.
-            rtol = 2e-3 if name == "bound" else 2e-6
             np.testing.assert_allclose(
-                several[name], one[name], rtol=rtol, err_msg=f"{check['name']}: {name}"
+                several[name], one[name], rtol=2e-6, err_msg=f"{check['name']}: {name}"
             )
 
 

@@ -271,7 +271,10 @@ def _terms(
 ) -> "_Terms":
     """Return the bound point by point, in tiles that fit into memory."""
     given = (x, weight, n_clusters, size, problem, min_variance)
-    return memory.within(lambda: bound_terms(*given, memory.pair_bytes(byte_budget), mesh=mesh))
+    whole = inputs.are_zeros_and_ones(weight)
+    return memory.within(
+        lambda: bound_terms(*given, memory.pair_bytes(byte_budget), whole, mesh=mesh)
+    )
 
 
 def _bound_inputs(

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jaxcmle.problem.types import CMLE, UCMLE, WKM, Mixture, Problem
 
 __all__ = [
+    "are_zeros_and_ones",
     "check_enough_points",
     "check_on_host",
     "check_partition_exists",
@@ -100,6 +101,14 @@ def without_padding(
     present = np.flatnonzero(np.asarray(weight) > 0)
     points, weight = points[present], weight[present]
     return points, None if (weight == 1).all() else weight, present
+
+
+def are_zeros_and_ones(weight: Any) -> bool:
+    """Tell whether all weights are 0 or 1, as far as can be seen: not within jit."""
+    if weight is None or _is_traced(weight):
+        return weight is None
+    values = np.asarray(weight)
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def check_on_host(name: str) -> None:

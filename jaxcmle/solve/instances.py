@@ -67,7 +67,7 @@ class Instance(NamedTuple):
     @property
     def unweighted(self) -> bool:
         """Whether every weight is 0 or 1."""
-        return self.weight is None or bool(((self.weight == 0) | (self.weight == 1)).all())
+        return inputs.are_zeros_and_ones(self.weight)
 
 
 class Failure(NamedTuple):
