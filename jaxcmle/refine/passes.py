@@ -8,11 +8,11 @@ mixtures, but `about` the new means, is right to rounding.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from jaxcmle import numerics
@@ -25,9 +25,6 @@ __all__ = ["MOST_ROUNDINGS", "Sums", "moments_about", "pass_sums", "quick_sums"]
 MOST_ROUNDINGS = 16
 # Blocks that a sum turns to in turn.
 INTERLEAVE = 8
-# Lanes of a sum that compares, and the most clusters for which that is faster.
-LANES = 512
-MOST_COMPARED = 32
 
 _sums = partial(numerics.cluster_sums, interleave=INTERLEAVE)
 
@@ -73,24 +70,10 @@ def pass_sums(
             lambda about, labels: x - about[labels], _busy(mixture), about, labels
         )
         square = numerics.row_sum(difference * difference)
-        member, ones = labels, jnp.ones(n, x.dtype)
-        if weight is None:
-            pass
-        elif weight.dtype == bool:
-            # Labels out of range take no part in sums: cheaper than weights in every feature.
-            member = jnp.where(weight, labels, k)
-            best = jnp.where(weight, best, 0)
-        else:
-            ones = weight
-            difference = numerics.silence(weight[:, None], weight[:, None] * difference)
-            square = numerics.silence(weight, weight * square)
-            best = numerics.silence(weight, weight * best)
-        # Three sums, not one of joined columns: XLA joins them by slow scalar code.
-        sums = Sums(
-            size=_sums(ones[:, None], member, k)[:, 0],
-            drift=_sums(difference, member, k),
-            square=_sums(square[:, None], member, k)[:, 0],
-        )
+        sums = _summed(weight, labels, k, difference, square)
+        if weight is not None:
+            amount = weight.astype(x.dtype)
+            best = numerics.silence(amount, amount * best)
         return sums, labels, numerics.blocked_sum(best)
 
     stack = (mixtures, about)
@@ -113,48 +96,29 @@ def quick_sums(
     Returns:
         The sums, without a leading axis.
     """
-    (n, d), k = x.shape, mixture.weights.shape[0]
+    k, d = mixture.means.shape
     labels = _assigned(x, mixture, problem, numerics.is_small(k, d))[1]
     difference = x - centre
     square = numerics.row_sum(difference * difference)
-    member, ones, rows = labels, jnp.ones(n, x.dtype), x
-    if weight is None:
-        pass
-    elif weight.dtype == bool:
-        member = jnp.where(weight, labels, k)
-    else:
+    return _summed(weight, labels, k, x, square)
+
+
+def _summed(weight: Array | None, labels: Array, k: int, rows: Array, square: Array) -> Sums:
+    """Return sums per cluster of rows `[n, d]` and numbers `[n]`, for any kind of weights."""
+    ones = jnp.ones(len(labels), rows.dtype)
+    if weight is not None and weight.dtype == bool:
+        # Labels out of range take no part in sums: cheaper than weights in every feature.
+        labels = jnp.where(weight, labels, k)
+    elif weight is not None:
         ones = weight
-        rows = numerics.silence(weight[:, None], weight[:, None] * x)
+        rows = numerics.silence(weight[:, None], weight[:, None] * rows)
         square = numerics.silence(weight, weight * square)
-    size, square = _lane_sums(ones, square, member, k)
-    return Sums(size, _sums(rows, member, k), square)
-
-
-def _lane_sums(first: Array, second: Array, labels: Array, k: int) -> tuple[Array, Array]:
-    """Return the sums per label of two columns, `[k]` each.
-
-    On a CPU, for few clusters, by comparing every label with every cluster, in lanes: that fills
-    vectors, while a scatter of so few columns waits for itself.
-    """
-    n = len(labels)
-    if jax.default_backend() != "cpu" or k > MOST_COMPARED or n % LANES:
-        sums = [_sums(each[:, None], labels, k)[:, 0] for each in (first, second)]
-        return sums[0], sums[1]
-    cluster = jnp.arange(k, dtype=labels.dtype)[:, None]
-
-    def add(totals: tuple[Array, Array], rows: Any) -> tuple[tuple[Array, Array], None]:
-        labels, *columns = rows
-        mine = labels == cluster
-        added = [
-            total + jnp.where(mine, column, 0)
-            for total, column in zip(totals, columns, strict=True)
-        ]
-        return (added[0], added[1]), None
-
-    nothing = jnp.zeros((k, LANES), first.dtype)
-    columns = tuple(each.reshape(-1, LANES) for each in (labels, first, second))
-    totals, _ = lax.scan(add, (nothing, nothing), columns)
-    return totals[0].sum(axis=1), totals[1].sum(axis=1)
+    # Three sums, not one of joined columns: XLA joins them by slow scalar code.
+    return Sums(
+        size=_sums(ones[:, None], labels, k)[:, 0],
+        drift=_sums(rows, labels, k),
+        square=_sums(square[:, None], labels, k)[:, 0],
+    )
 
 
 def _assigned(
