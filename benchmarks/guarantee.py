@@ -24,7 +24,7 @@ from benchmarks.tables import Part, Table, source, span
 from jaxcmle.apps.datasets import load_iris
 from jaxcmle.candidates.claim import Target, measure
 from jaxcmle.problem.pairs import MAX_POINTS
-from jaxcmle.solve.approximate import Answers
+from jaxcmle.solve.claims import Answers
 from jaxcmle.solve.sources import Setting
 
 __all__ = ["PARTS", "picture"]

@@ -158,10 +158,10 @@ def test_the_same_call_again_returns_the_answer(kind, tmp_path, monkeypatch, man
     first = call(checkpoint=tmp_path / "a")
     nothing = []
     for module, name in (
-        ("jaxcmle.solve.fit", "_search"),
+        ("jaxcmle.solve.searching", "_search"),
         ("jaxcmle.solve.many", "_solve"),
         ("jaxcmle.solve.approximate", "_enumerate"),
-        ("jaxcmle.solve.approximate", "certify"),
+        ("jaxcmle.solve.claims", "certify"),
     ):
         monkeypatch.setattr(sys.modules[module], name, nothing)
     again = call(checkpoint=tmp_path / "a")
@@ -407,7 +407,7 @@ def test_files_of_others_are_refused_and_left_alone(kind, tmp_path):
 
 
 def test_places_where_no_file_can_be_are_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["jaxcmle.solve.fit"], "_search", None)
+    monkeypatch.setattr(sys.modules["jaxcmle.solve.searching"], "_search", None)
     with pytest.raises(FileNotFoundError, match="no such folder for the checkpoint"):
         KINDS["fit"](checkpoint=tmp_path / "folder" / "a")
     with pytest.raises(IsADirectoryError, match="this is a folder"):

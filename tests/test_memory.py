@@ -37,7 +37,7 @@ CALLS = {
         "problem.instance.variance_at_least",
         lambda: jc.variance_floor(WIDE[:500], min_size=3),
     ),
-    "fit": ("solve.fit.advance", lambda: jc.fit(points(64, 2, 0), 2, effort=QUICK)),
+    "fit": ("solve.searching.advance", lambda: jc.fit(points(64, 2, 0), 2, effort=QUICK)),
     "repetitions": (
         "candidates.sampling.next_repetitions",
         lambda: jc.approximate(SMALL, 2, eta=0.5, certificate=False),
@@ -116,11 +116,11 @@ def test_tiles_are_halved_and_the_answer_is_the_same(name, monkeypatch):
 
 def test_rounds_that_are_done_are_not_repeated(monkeypatch):
     call = CALLS["fit"][1]
-    whole = exhausted(monkeypatch, "solve.fit.advance", math.inf)
+    whole = exhausted(monkeypatch, "solve.searching.advance", math.inf)
     call()
     rounds = len(whole)
     monkeypatch.undo()
-    seen = exhausted(monkeypatch, "solve.fit.advance", memory.CPU_TILE // 2, calls=3)
+    seen = exhausted(monkeypatch, "solve.searching.advance", memory.CPU_TILE // 2, calls=3)
     with pytest.warns(memory.SmallerTilesWarning):
         call()
     assert len(seen) == rounds + 1

@@ -14,9 +14,9 @@ from jaxcmle.problem import inputs
 from jaxcmle.problem.types import CMLE, WKM, Problem, Solution, Status
 from jaxcmle.solve import enumerating
 from jaxcmle.solve.answers import Part, collected
-from jaxcmle.solve.approximate import entry_of
 from jaxcmle.solve.batches import Chunk, Layout, Watch, chunks_of, layout_of, run_chunks
 from jaxcmle.solve.bounding import bound_all
+from jaxcmle.solve.claims import entry_of
 from jaxcmle.solve.instances import (
     Failure,
     Instance,

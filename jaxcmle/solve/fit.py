@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import time
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +11,12 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from jaxcmle import memory, numerics
-from jaxcmle.candidates.seeding import sample_points
-from jaxcmle.numerics import Points
+from jaxcmle import numerics
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
-from jaxcmle.problem.objective import assign, shift_means
+from jaxcmle.problem.objective import assign
 from jaxcmle.problem.placement import (
     Placed,
-    agreed,
-    everywhere,
     is_placed,
     on_host,
     on_one_device,
@@ -32,38 +26,21 @@ from jaxcmle.problem.placement import (
     to_host,
     without_extra,
 )
-from jaxcmle.problem.score import score
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
 from jaxcmle.proof.certify import certify as tight_certificate
-from jaxcmle.refine.cem import cem
-from jaxcmle.refine.polish import Limits, polish, variance_limits
-from jaxcmle.refine.workspace import Partitions, Workspace, fitted
-from jaxcmle.solve.checkpoint import (
-    Checkpoint,
-    PathOption,
-    digest,
-    instance_parts,
-    open_checkpoint,
-)
+from jaxcmle.refine.polish import Limits, variance_limits
+from jaxcmle.solve.checkpoint import PathOption, digest, instance_parts, open_checkpoint
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
-from jaxcmle.solve.evolution import advance, begin, ended, pace_of
-from jaxcmle.solve.padding import for_all_points, padded
-from jaxcmle.solve.population import make_starts, numbered, outcome, workspace
-from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
+from jaxcmle.solve.padding import for_all_points
+from jaxcmle.solve.progress import Progress, ProgressOption
+from jaxcmle.solve.searching import Task, Watch, search_for_best
 from jaxcmle.solve.sizes import default_min_size
 from jaxcmle.stream.kinds import is_streamed, streamed
 
-__all__ = ["SAMPLE_SLACK", "fit", "fit_in_places", "search_mixtures"]
+__all__ = ["fit", "fit_in_places"]
 
 # Up to so many points the lower bound takes less time than the search.
 MOST_CERTIFIED = 4096
-# After a search on a sample: iterations of CEM on all points in one go, all in all, and batches of
-# moves at the end.
-CHUNK = 10
-MOST_ITERATIONS = 200
-LAST_PASSES = 20
-# A sample may miss a part of a cluster: there, clusters may be smaller.
-SAMPLE_SLACK = 0.7
 
 
 @tells_lost_processes
@@ -170,7 +147,7 @@ def fit(
             # Few points: every device has all of them.
             x, sample_weight = on_host(placed, sample_weight is not None)
             placed = None
-    watch = _Watch(Progress(progress, "rounds"), effort, mesh)
+    watch = Watch(Progress(progress, "rounds"), effort, mesh)
 
     # Points of weight 0 are padding: they take no part, and get a label at the end.
     if placed is None:
@@ -186,7 +163,7 @@ def fit(
         known = _known_labels(init, everything, present, points, k, problem)
     else:
         known = _split_labels(init, placed, k)
-    instance = _Instance(points, weight, k, k, problem, limits, mesh)
+    task = Task(points, weight, k, k, problem, limits, mesh)
     watch.checkpoint = open_checkpoint(
         checkpoint,
         lambda: instance_parts(
@@ -208,10 +185,10 @@ def fit(
     answer = watch.checkpoint.answer()
     if answer is not None:
         return answer
-    solution = _fit(instance, effort, key, known, watch)
+    solution = search_for_best(task, effort, key, known, watch)
     proves = certify and limits.min_size > 0 and not watch.ctrl_c.pressed
     if not proves:
-        solution = _certified(instance, solution)
+        solution = _certified(task, solution)
     if placed is None:
         solution = for_all_points(everything, present, solution, problem)
     else:
@@ -220,7 +197,7 @@ def fit(
         if placed is not None:
             x, sample_weight = on_host(placed, sample_weight is not None)
             solution = on_one_device(solution)
-        solution = _proved(x, sample_weight, instance, solution, watch, progress)
+        solution = _proved(x, sample_weight, task, solution, watch, progress)
     # Of points over several devices, what comes after the last save is soon done again.
     cut = watch.stopped or watch.ctrl_c.pressed
     return solution if placed else watch.checkpoint.finished(solution, cut)
@@ -260,92 +237,9 @@ def fit_in_places(
     """
     everything, weight = inputs.to_points(x, weight)
     points, weight, present = inputs.without_padding(everything, weight)
-    instance = _Instance(points, weight, k, places if k > 1 else 1, problem, limits)
-    solution = _fit(instance, effort, key, None, _Watch(Progress(False), effort))
-    return for_all_points(everything, present, _certified(instance, solution), problem)
-
-
-class FoundMixtures(NamedTuple):
-    """A stack of mixtures in the user's units, the best first; and how the search ended."""
-
-    mixtures: Mixture
-    interrupted: bool
-    rounds: int
-
-
-def search_mixtures(
-    x: Any,
-    weight: Any,
-    k: int,
-    *,
-    key: Array,
-    problem: Problem,
-    effort: Effort,
-    limits: Limits,
-    progress: Progress,
-    ctrl_c: CtrlC,
-    checkpoint: Checkpoint,
-) -> FoundMixtures:
-    """Return all mixtures that the search keeps, for somebody who compares them on more points."""
-    points, weight = inputs.to_points(x, weight)
-    instance = _Instance(points, weight, k, k, problem, limits)
-    watch = _Watch(progress, effort)
-    watch.ctrl_c, watch.checkpoint = ctrl_c, checkpoint
-    search = _search(instance, effort, key, None, watch)
-    mixtures = fitted(search.space, search.population.moments, problem)
-    mixtures = _without_places(mixtures, k, problem)
-    mixtures = shift_means(mixtures, search.space.points.shift)
-    return FoundMixtures(mixtures, search.status == Status.INTERRUPTED, search.rounds)
-
-
-class _Instance(NamedTuple):
-    """What is to be solved; no point has weight 0. Programs are for `places` clusters."""
-
-    points: Array
-    weight: Array | None
-    k: int
-    places: int
-    problem: Problem
-    limits: Limits
-    mesh: Mesh | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return what public functions take."""
-        return {
-            "problem": self.problem,
-            "sample_weight": self.weight,
-            "min_size": self.limits.min_size,
-            "min_variance": self.limits.min_variance,
-        }
-
-
-class _Watch:
-    """Shows how far the search has come, saves it, and tells when to stop."""
-
-    ctrl_c: CtrlC
-
-    def __init__(self, progress: Progress, effort: Effort, mesh: Mesh | None = None) -> None:
-        self.progress, self._mesh = progress, mesh
-        self.checkpoint = Checkpoint(None, {})
-        # Whether the work was cut short.
-        self.stopped = False
-        self._rounds = effort.rounds
-        self._end = time.monotonic() + (math.inf if effort.seconds is None else effort.seconds)
-
-    def stops(self) -> bool:
-        """Tell whether somebody pressed Ctrl-C, or time is up; in the first of all processes."""
-        stops = self.ctrl_c.pressed or time.monotonic() >= self._end
-        self.stopped = bool(agreed(stops, self._mesh))
-        return self.stopped
-
-    def left(self) -> float:
-        """Return the seconds that are left."""
-        return max(self._end - time.monotonic(), 0.0)
-
-    def report(self, done: int, cost: float) -> None:
-        """Show the round and the best cost so far."""
-        self.progress.update(done, self._rounds, cost)
+    task = Task(points, weight, k, places if k > 1 else 1, problem, limits)
+    solution = search_for_best(task, effort, key, None, Watch(Progress(False), effort))
+    return for_all_points(everything, present, _certified(task, solution), problem)
 
 
 def _limits(
@@ -378,170 +272,12 @@ def _known_labels(
     return labels if present is None else labels[present]
 
 
-def _fit(
-    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: "_Watch"
-) -> Solution:
-    """Search on all points, or on a sample."""
-    few = len(instance.points) <= effort.sample or instance.k == 1
-    way = _fit_all if few else _fit_sample
-    with CtrlC() as watch.ctrl_c:
-        try:
-            # A repetition goes on from the last round, which the checkpoint holds, file or not.
-            return memory.within(lambda: way(instance, effort, key, known, watch))
-        finally:
-            watch.progress.close()
-
-
-def _fit_all(
-    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
-) -> Solution:
-    """Search on all points."""
-    n, problem = len(instance.points), instance.problem
-    done = _search(instance, effort, key, known, watch)
-    labels, space = done.population.labels[0], done.space
-    passes = 0 if done.status == Status.INTERRUPTED else space.points.x.shape[0]
-    solution = outcome(space, labels, problem, int(done.status), done.rounds, passes)
-    if known is not None:
-        # Ranks within the search are rounded: what was given is looked at once more, exactly.
-        labels = _lengthened(known, space)
-        given = outcome(space, labels, problem, int(done.status), done.rounds, 0)
-        solution = min(solution, given, key=_order)
-    if instance.mesh is not None:
-        # From all devices to where other arrays are.
-        solution = on_one_device(solution)
-    mixture = _without_places(solution.mixture, instance.k, problem)
-    return dataclasses.replace(solution, mixture=mixture, labels=solution.labels[:n])
-
-
-def _without_places(mixture: Mixture, k: int, problem: Problem) -> Mixture:
-    """Return a mixture, or a stack, without the clusters that do not exist, which are last."""
-    weights, variances = mixture.weights[..., :k], mixture.variances[..., :k]
-    means = mixture.means[..., :k, :]
-    return problem.constrained(Mixture(weights=weights, means=means, variances=variances))
-
-
-class _Done(NamedTuple):
-    """The end of a search."""
-
-    space: Workspace
-    population: Partitions
-    status: Status
-    rounds: int
-
-
-def _search(
-    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
-) -> _Done:
-    """Run rounds until nothing improves; at least one."""
-    _, _, k, places, problem, limits, mesh = instance
-    x, weight = padded(instance.points, instance.weight)
-    exists = np.arange(places) < k
-    if mesh is not None:
-        x, weight, key, exists = everywhere((x, weight, key, exists), mesh)
-    space = workspace(x, weight, exists, limits, problem, mesh=mesh)
-    if known is not None:
-        known = _lengthened(known, space)
-    pace = pace_of(effort)
-    search = begin(space, known, effort.population, effort.restarts, pace, problem)
-    search = watch.checkpoint.resumed("search", search)
-    start_key, round_key = jax.random.split(key)
-    starts: Any = None
-    seedings, groups, finished = jax.device_get((search.seedings, search.groups, search.finished))
-    seeded, stopped = groups > 0, False
-    while not finished and not stopped:
-        if starts is None and not seeded:
-            # They do not count any more, but the program takes them.
-            seedings = seedings - 1
-        if seeded or starts is None:
-            method = effort.methods[seedings % len(effort.methods)]
-            starts = make_starts(start_key, seedings, space, effort.population, method, problem)
-        search = advance(round_key, search, space, starts, pace, problem)
-        # One transfer: everything that the host wants to know.
-        seedings, groups, done, cost, finished = jax.device_get(
-            (search.seedings, search.groups, search.rounds, search.best.cost, search.finished)
-        )
-        seeded = groups > 0
-        watch.report(int(done), float(cost))
-        stopped = not finished and watch.stops()
-        watch.checkpoint.save_if_due(search=search)
-    watch.checkpoint.save(search=search)
-    status = Status.INTERRUPTED if stopped else Status.CONVERGED
-    return _Done(space, ended(search), status, int(search.rounds))
-
-
-def _fit_sample(
-    instance: _Instance, effort: Effort, key: Array, known: Array | None, watch: _Watch
-) -> Solution:
-    """Search on a sample, and refine the best that comes of it on all points."""
-    points, weight, k, places, problem, limits, mesh = instance
-    sample_key, search_key = jax.random.split(key if mesh is None else everywhere(key, mesh))
-    size = max(effort.sample, 32 * k)
-    drawn = _sample(sample_key, points, weight, size)
-    if mesh is not None:
-        drawn = jax.tree.map(to_host, everywhere(drawn, mesh))
-    few = _Instance(
-        points=drawn.x + drawn.shift,
-        weight=drawn.weight,
-        k=k,
-        places=places,
-        problem=problem,
-        limits=limits._replace(min_size=SAMPLE_SLACK * limits.min_size),
-        mesh=mesh,
-    )
-    search = _search(few, effort, search_key, None, watch)
-    mixtures = fitted(search.space, search.population.moments, problem)
-    mixtures = _without_places(mixtures, k, problem)
-    mixtures = shift_means(mixtures, search.space.points.shift)
-    costs = np.asarray(score(points, mixtures, problem=problem, sample_weight=weight))
-    short = np.asarray(search.population.rank.shortage) > 0
-    best = int(np.lexsort((np.where(np.isfinite(costs), costs, np.inf), short))[0])
-    mixture = jax.tree.map(lambda leaf: leaf[best], mixtures)
-
-    chunks, mixture = watch.checkpoint.get("refined") or (0, mixture)
-    while chunks < MOST_ITERATIONS // CHUNK and not watch.stops():
-        refined = cem(points, mixture, max_iter=CHUNK, **instance.options)
-        mixture = refined.mixture
-        watch.report(search.rounds, float(refined.cost))
-        more = int(refined.status) == Status.MAX_ITER
-        chunks = chunks + 1 if more else MOST_ITERATIONS // CHUNK
-        watch.checkpoint.save_if_due(refined=(chunks, mixture))
-    watch.checkpoint.save()
-    labels = assign(points, mixture if mesh is None else everywhere(mixture, mesh), problem=problem)
-    ends = [labels] if known is None else [labels, known]
-    passes = 0 if watch.stops() else LAST_PASSES
-    options = {**instance.options, "max_passes": passes}
-    solution = min((polish(points, each, k, **options) for each in ends), key=_order)
-    solution = numbered(solution, weight)
-    status = Status(int(solution.status))
-    if status != Status.INADMISSIBLE and (watch.stops() or search.status == Status.INTERRUPTED):
-        status = Status.INTERRUPTED
-    return dataclasses.replace(solution, status=jnp.int32(status), n_iter=jnp.int32(search.rounds))
-
-
-@partial(jax.jit, static_argnames="size")
-def _sample(key: Array, x: Array, weight: Array | None, size: int) -> Points:
-    return sample_points(key, numerics.prepare(x, weight), size)
-
-
-def _lengthened(labels: Array, space: Workspace) -> Array:
-    """Return labels for the points of a workspace, which is padded."""
-    longer = jnp.pad(labels, (0, space.points.x.shape[0] - len(labels)))
-    return longer if space.mesh is None else everywhere(longer, space.mesh)
-
-
-def _order(solution: Solution) -> tuple[bool, float]:
-    """Return what solutions are compared by."""
-    cost = float(solution.cost)
-    bad = int(solution.status) in (Status.INADMISSIBLE, Status.NONFINITE)
-    return bad, cost if math.isfinite(cost) else math.inf
-
-
 def _proved(
     x: Any,
     sample_weight: Any,
-    instance: _Instance,
+    task: Task,
     solution: Solution,
-    watch: "_Watch",
+    watch: Watch,
     progress: ProgressOption,
 ) -> Solution:
     """Return the solution with a tight certificate, or a better one if that was found."""
@@ -549,10 +285,10 @@ def _proved(
     guarantee = tight_certificate(
         x,
         solution,
-        min_size=instance.limits.min_size,
-        problem=instance.problem,
+        min_size=task.limits.min_size,
+        problem=task.problem,
         sample_weight=sample_weight,
-        min_variance=_floor(instance),
+        min_variance=_floor(task),
         time_limit=left if math.isfinite(left) else None,
         progress=progress,
     )
@@ -565,16 +301,16 @@ def _proved(
     return dataclasses.replace(solution, guarantee=guarantee)
 
 
-def _floor(instance: _Instance) -> float:
+def _floor(task: Task) -> float:
     """Return the floor under variances that the search had."""
-    ready = numerics.prepare(instance.points, instance.weight)
-    limits, problem = instance.limits, instance.problem
+    ready = numerics.prepare(task.points, task.weight)
+    limits, problem = task.limits, task.problem
     return float(variance_limits(ready, limits.min_variance, problem)[0])
 
 
-def _certified(instance: _Instance, solution: Solution) -> Solution:
+def _certified(task: Task, solution: Solution) -> Solution:
     """Return the solution with its certificate, or with the reason why it has none."""
-    points, limits = instance.points, instance.limits
+    points, limits = task.points, task.limits
     reason, later = "", "; with_certificate computes it all the same"
     if limits.min_size <= 0:
         reason = "there is no lower bound without a minimum size; set min_size to 1 or more"
@@ -585,7 +321,7 @@ def _certified(instance: _Instance, solution: Solution) -> Solution:
             f"the lower bound looks at all pairs of points, and {len(points)} points are more than "
             f"{MOST_CERTIFIED}" + later
         )
-    if instance.k == 1:
+    if task.k == 1:
         # There is only one partition.
         proved = Guarantee(
             kind="certificate",
@@ -599,5 +335,5 @@ def _certified(instance: _Instance, solution: Solution) -> Solution:
         return dataclasses.replace(
             solution, guarantee=Guarantee(reason=reason, min_size=limits.min_size)
         )
-    floor = _floor(instance)
-    return with_certificate(points, solution, **{**instance.options, "min_variance": floor})
+    floor = _floor(task)
+    return with_certificate(points, solution, **{**task.options, "min_variance": floor})

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxcmle.problem.types import Guarantee, Mixture, Solution, Status
-from jaxcmle.solve.approximate import MAX_FILLING, Answers, Candidates, entry_of, is_admissible
+from jaxcmle.solve.claims import MAX_FILLING, Answers, Candidates, entry_of, is_admissible
 from jaxcmle.solve.instances import Failure
 from jaxcmle.solve.sizes import refine_on_host
 from jaxcmle.solve.sources import Setting

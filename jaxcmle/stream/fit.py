@@ -31,8 +31,9 @@ from jaxcmle.solve.checkpoint import (
     problem_text,
 )
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
-from jaxcmle.solve.fit import SAMPLE_SLACK, fit, search_mixtures
+from jaxcmle.solve.fit import fit
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
+from jaxcmle.solve.searching import SAMPLE_SLACK, search_mixtures
 from jaxcmle.solve.sizes import default_min_size
 from jaxcmle.stream.cem import State, Stream, costs_of, open_stream, pass_over, refine, settled
 from jaxcmle.stream.sampling import draw_samples
