@@ -15,9 +15,8 @@ def atomic_path(path: str | os.PathLike[str], tag: str | None = None) -> Iterato
     """Yield a path to write to; it becomes `path` when all went well, and vanishes when not.
 
     The temporary file lies in the same folder and has the same suffix; `tag` is in its name, by
-    default something random. What was at `path` before
-    stays there, untouched, until the new file is complete and on the disk. A link is followed: its
-    target is replaced, not the link.
+    default something random. What was at `path` before stays there, untouched, until the new file
+    is complete and on the disk. A link is followed: its target is replaced, not the link.
 
     Example:
         >>> import pathlib, tempfile

@@ -70,10 +70,19 @@ def test_a_streamed_search_goes_on_wherever_it_was_killed(x, tmp_path, monkeypat
 def test_a_checkpoint_of_other_points_is_refused(x, tmp_path):
     path = tmp_path / "work"
     jc.fit(lambda: iter([x]), 4, effort=EFFORT, checkpoint=path, time_limit=0)
-    other = x.copy()
+    other, swapped = x.copy(), x.copy()
     other[17, 1] += 0.25
-    with pytest.raises(ValueError, match="x differs"):
-        jc.fit(lambda: iter([other]), 4, effort=EFFORT, checkpoint=path)
+    # What sums over all points do not show.
+    swapped[[3, 5]] = x[[5, 3]]
+    for points in (other, swapped):
+        with pytest.raises(ValueError, match="x differs"):
+            jc.fit(lambda points=points: iter([points]), 4, effort=EFFORT, checkpoint=path)
+    weights = 1.0 + (np.arange(len(x)) == 3)
+    with pytest.raises(ValueError, match="sample_weight differs"):
+        jc.fit(lambda: iter([x]), 4, effort=EFFORT, checkpoint=path, sample_weight=weights)
+    # Other chunks of the same points are the same points.
+    again = jc.fit(lambda: iter(np.split(x, [700])), 4, effort=EFFORT, checkpoint=path)
+    assert bits(again) == bits(jc.fit(lambda: iter([x]), 4, effort=EFFORT))
     with pytest.raises(ValueError, match="n_clusters was 4 and is 5"):
         jc.fit(lambda: iter([x]), 5, effort=EFFORT, checkpoint=path)
 

@@ -7,6 +7,7 @@ the search on the sample compared on all points, CEM on all points, and the labe
 import contextlib
 import ctypes
 import dataclasses
+import hashlib
 import math
 import time
 from typing import Any
@@ -103,6 +104,16 @@ def fit_streamed(
             shown.close()
 
 
+def _digests(source: Source) -> dict[str, str]:
+    """Return hashes of all points and of their weights, which chunks do not show in."""
+    points, weights = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    for chunk in source.chunks():
+        points.update(chunk.x[: chunk.length].data.cast("B"))
+        if source.weighted:
+            weights.update(chunk.weight[: chunk.length].data.cast("B"))
+    return {"x": points.hexdigest(), "sample_weight": weights.hexdigest()}
+
+
 def _is_few(source: Source, effort: Effort) -> bool:
     """Tell whether all points fit in the sample; counts them if need be, as far as that goes."""
     if source.n is None:
@@ -186,14 +197,12 @@ class _Search:
     def _checkpoint(
         self, path: PathOption, stream: Stream, k: int, known: Mixture | None, size: float
     ) -> Checkpoint:
-        """Open the checkpoint. The points are known by what the first pass has found of them."""
-        survey = stream.survey
-        looked_at = (survey.n, survey.total, survey.low, survey.high, *survey.moments)
+        """Open the checkpoint, if there is one: one more pass tells whether it is of these points."""
         return open_checkpoint(
             path,
             lambda: {
                 "function": "fit of points read in chunks",
-                "x": digest(*looked_at),
+                **_digests(self._source),
                 "key": digest(self._key),
                 "problem": problem_text(self._problem),
                 "dtype": str(np.dtype(self._source.dtype)),
