@@ -3,6 +3,7 @@
 A module opts out with `PRECISIONS = ("float32",)`.
 """
 
+import signal
 from pathlib import Path
 
 import jax
@@ -49,6 +50,14 @@ def double_precision():
     """Compute in float64 whatever the default is, as the proof does."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def ctrl_c_works():
+    """Handle the signal as Python does; a test run in the background is started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

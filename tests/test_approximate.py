@@ -356,14 +356,6 @@ def test_progress_reports_and_interruption_keeps_the_best():
     assert float(stopped.cost) >= float(whole.cost) - 1e-3
 
 
-@pytest.fixture
-def ctrl_c_works():
-    """Handle the signal as Python does; a test run in the background is started with it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("ctrl_c_works")
 def test_a_signal_interrupts():
     """Ctrl-C some time into an enumeration that takes several seconds."""

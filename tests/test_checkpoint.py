@@ -268,6 +268,7 @@ def test_a_time_limit_is_where_the_next_call_goes_on(kind, tmp_path, many_steps)
     assert bits(call(checkpoint=path)) == expected
 
 
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_saves_at_once(tmp_path, monkeypatch, many_steps):
     monkeypatch.setattr(checkpoint, "EVERY", 1e9)
     expected = {kind: bits(KINDS[kind]()) for kind in ("fit", "repetitions", "list")}

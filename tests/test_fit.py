@@ -177,9 +177,9 @@ def test_a_time_limit_returns_the_best_so_far():
     assert int(again.n_iter) == 1
 
 
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_returns_the_best_so_far():
     x = clusters()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = []
 
     def progress(report):
@@ -187,11 +187,8 @@ def test_ctrl_c_returns_the_best_so_far():
         if report.done == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    try:
-        effort = dataclasses.replace(SMALL, rounds=10**6, patience=10**6)
-        solution = jc.fit(x, K, effort=effort, progress=progress)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    effort = dataclasses.replace(SMALL, rounds=10**6, patience=10**6)
+    solution = jc.fit(x, K, effort=effort, progress=progress)
     assert int(solution.status) == jc.Status.INTERRUPTED
     assert int(solution.n_iter) in (3, 4)
     costs = [report.cost for report in reports]

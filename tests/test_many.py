@@ -375,6 +375,7 @@ def test_large_instances_and_those_without_a_certificate(monkeypatch):
     assert math.isinf(free.guarantee.gap)
 
 
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_returns_what_is_done(monkeypatch):
     xs, _, _ = ragged(24)
     # Chunks of a few, with a program for more.
@@ -388,7 +389,6 @@ def test_ctrl_c_returns_what_is_done(monkeypatch):
             for i, one in zip(chunk.places, chunk.instances, strict=True)
         ],
     )
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = []
 
     def progress(report):
@@ -396,10 +396,7 @@ def test_ctrl_c_returns_what_is_done(monkeypatch):
         if len(reports) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    try:
-        found = jc.fit_many(xs, 3, effort=SMALL, key=KEY, progress=progress, certificate=False)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    found = jc.fit_many(xs, 3, effort=SMALL, key=KEY, progress=progress, certificate=False)
     states = [int(one.status) for one in found]
     done = [state == jc.Status.CONVERGED for state in states]
     assert 0 < sum(done) < 24

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import jax
@@ -395,10 +394,7 @@ def test_an_error_in_a_chunk_surfaces(precision):
         jc.cem(chunks, start_of(x))
 
 
-@pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="signals need the main thread"
-)
-@pytest.mark.usefixtures("_short_chunks")
+@pytest.mark.usefixtures("_short_chunks", "ctrl_c_works")
 def test_ctrl_c_returns_the_best_so_far(precision):
     x = clustered(precision, seed=14)
     start = start_of(x)
