@@ -197,7 +197,7 @@ class _Search:
     def _checkpoint(
         self, path: PathOption, stream: Stream, k: int, known: Mixture | None, size: float
     ) -> Checkpoint:
-        """Open the checkpoint, if there is one: one more pass tells whether it is of these points."""
+        """Open the checkpoint; one more pass tells whether it is that of these points."""
         return open_checkpoint(
             path,
             lambda: {
