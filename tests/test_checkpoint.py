@@ -20,7 +20,7 @@ from checkpoint_child import CALLS, bits, points
 
 import jaxcmle as jc
 from jaxcmle.candidates import leaves, scoring
-from jaxcmle.solve import approximate, batches, checkpoint, sources, walks
+from jaxcmle.solve import batches, checkpoint, claims, sources, walks
 from jaxcmle.solve.checkpoint import Checkpoint, digest
 
 PRECISIONS = ("float32",)
@@ -218,7 +218,7 @@ def test_walks_go_on_in_batches_of_another_form(tmp_path, monkeypatch, many_step
 
 
 def test_the_incumbent_is_kept_for_the_enumeration(tmp_path, monkeypatch, many_steps):
-    monkeypatch.setattr(approximate.Answers, "prove", lambda self, solution: False)
+    monkeypatch.setattr(claims.Answers, "prove", lambda self, solution: False)
 
     def call(**kw):
         return jc.approximate(SMALL, 2, eta=0.5, **kw)
@@ -235,19 +235,19 @@ def test_the_incumbent_is_kept_for_the_enumeration(tmp_path, monkeypatch, many_s
                 call(checkpoint=path)
         with monkeypatch.context() as patch:
             if number > 2:
-                patch.setattr(approximate, "certify", None)
-            patch.setattr(approximate.Answers, "local", None)
+                patch.setattr(claims, "certify", None)
+            patch.setattr(claims.Answers, "local", None)
             assert bits(call(checkpoint=path)) == expected
 
 
 def test_too_many_candidates_are_too_many_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(approximate.Answers, "prove", lambda self, solution: False)
+    monkeypatch.setattr(claims.Answers, "prove", lambda self, solution: False)
     errors = []
     for _ in range(2):
         with pytest.raises(jc.TooManyCandidatesError) as caught:
             jc.approximate(SMALL, 2, eta=0.5, max_candidates=5, checkpoint=tmp_path / "a")
         errors.append(bits(caught.value.solution))
-        monkeypatch.setattr(approximate.Answers, "local", None)
+        monkeypatch.setattr(claims.Answers, "local", None)
     assert errors[0] == errors[1]
 
 
