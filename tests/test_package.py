@@ -80,6 +80,7 @@ ORDER = (
     "jaxcmle.solve.searching",
     "jaxcmle.solve.fit",
     "jaxcmle.stream.sources",
+    "jaxcmle.stream.totals",
     "jaxcmle.stream.survey",
     "jaxcmle.stream.cem",
     "jaxcmle.stream.sampling",

@@ -1,7 +1,7 @@
 """CEM over chunks: every iteration is a pass over the stream.
 
-The sums of a pass are added up in float64 on the host, a few numbers for each chunk. Labels are not
-kept from pass to pass: what tells whether one has changed is a hash of those of every chunk.
+The sums of a pass are added up on the host, compensated, a few numbers for each chunk. Labels are
+not kept from pass to pass: what tells whether one has changed is a hash of those of every chunk.
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ from jaxcmle.refine.passes import (
 from jaxcmle.solve.progress import CtrlC
 from jaxcmle.stream.sources import Source, open_source
 from jaxcmle.stream.survey import Survey, over_chunks, survey
+from jaxcmle.stream.totals import Total
 
 __all__ = [
     "End",
@@ -129,14 +130,14 @@ def pass_over(
     """
     words = jax.device_put(_random_words(stream.source.rows))
     run = partial(_chunk_pass, words=words, mixtures=mixtures, about=about, problem=stream.problem)
-    total, seen = None, []
+    totals, seen = Sums(Total(), Total(), Total()), []
     for _, (sums, labels) in over_chunks(stream.source, stream.survey.shift, run):
         if stops():
             return None
-        total = _added(total, sums)
+        for total, part in zip(totals, sums, strict=True):
+            total.add(part)
         seen.append(labels)
-    assert total is not None
-    return Pass(total, np.stack(seen, axis=1))
+    return Pass(Sums(*(total.value for total in totals)), np.stack(seen, axis=1))
 
 
 def quick_pass(
@@ -147,21 +148,15 @@ def quick_pass(
     The sums depend on nothing but the labels: they tell whether one has changed.
     """
     run = partial(_quick_chunk, mixture=mixture, centre=centre, problem=stream.problem)
-    total: Any = 0.0
+    total = Total()
     for _, sums in over_chunks(stream.source, stream.survey.shift, run, plain=True):
         if stops():
             return None
-        total = total + sums.astype(np.float64)
-    size, drift, square = total[:, 0], total[:, 1:-1], total[:, -1]
+        total.add(sums)
+    found = total.value
+    size, drift, square = found[:, 0], found[:, 1:-1], found[:, -1]
     drift = drift - size[:, None] * np.asarray(centre, np.float64)
-    return Pass(Sums(size[None], drift[None], square[None]), total)
-
-
-def _added(total: Sums | None, sums: Sums) -> Sums:
-    """Return the sum of both, in float64."""
-    if total is None:
-        return Sums(*(each.astype(np.float64) for each in sums))
-    return Sums(*(old + new for old, new in zip(total, sums, strict=True)))
+    return Pass(Sums(size[None], drift[None], square[None]), found)
 
 
 def costs_of(found: Pass, mixtures: Mixture, problem: Problem) -> np.ndarray:
@@ -386,14 +381,14 @@ def settled(stream: Stream, end: End, min_size: float, *, in_order: bool = False
     n = stream.survey.n
     mixture = shift_means(end.mixture, -jnp.asarray(stream.survey.shift))
     labels = np.empty(n, np.int32)
-    sizes, cost, firsts = np.zeros(k), 0.0, np.full(k, n)
+    weights, costs, firsts = Total(), Total(), np.full(k, n)
     run = partial(_chunk_labels, mixture=mixture, problem=stream.problem)
     for chunk, (own, size, part, first) in over_chunks(stream.source, stream.survey.shift, run):
         labels[chunk.first : chunk.first + chunk.length] = own[: chunk.length]
-        sizes += size
-        cost += float(part)
+        weights.add(size)
+        costs.add(part)
         firsts = np.minimum(firsts, np.where(size > 0, chunk.first + first.astype(np.int64), n))
-    status = end.status
+    status, sizes, cost = end.status, weights.value, float(costs.value)
     # Sums of fractional weights round: a size that is short by rounding alone is enough.
     if sizes.min() < min_size * (1 - 16 * float(jnp.finfo(dtype).eps)):
         status = Status.INADMISSIBLE

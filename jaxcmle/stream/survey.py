@@ -15,6 +15,7 @@ from jaxcmle.numerics import Moments
 from jaxcmle.problem import inputs
 from jaxcmle.refine.iterations import rounding_variance
 from jaxcmle.stream.sources import Chunk, Source
+from jaxcmle.stream.totals import Total
 
 __all__ = ["Survey", "over_chunks", "survey"]
 
@@ -121,7 +122,7 @@ def survey(source: Source, n_clusters: int | None) -> Survey:
     distinct = np.empty((0, d), dtype)
     n, bad, row, heaviest, whole_weights = 0, 0, -1, 0.0, True
     low, high = np.full(d, np.inf, dtype), np.full(d, -np.inf, dtype)
-    size, drift, square = 0.0, np.zeros(d), 0.0
+    sizes, drifts, squares = Total(), Total(), Total()
 
     for chunk, part in over_chunks(source, None, partial(_look, about=about)):
         n += chunk.length
@@ -141,9 +142,9 @@ def survey(source: Source, n_clusters: int | None) -> Survey:
         heaviest = max(heaviest, float(part.heaviest))
         whole_weights &= bool(part.whole_weights)
         low, high = np.minimum(low, part.low), np.maximum(high, part.high)
-        size += float(part.size)
-        drift += part.drift
-        square += float(part.square)
+        sizes.add(part.size)
+        drifts.add(part.drift)
+        squares.add(part.square)
         if n_clusters is not None and len(distinct) < n_clusters:
             distinct = _more_distinct(distinct, chunk, n_clusters)
     if heaviest == 0:
@@ -164,9 +165,9 @@ def survey(source: Source, n_clusters: int | None) -> Survey:
             f"{n_clusters} clusters asked for; lower n_clusters"
         )
     shift = numerics.exact_shift(jnp.asarray(low), jnp.asarray(high))
-    move = drift / size
+    size, move = float(sizes.value), drifts.value / sizes.value
     mean = np.asarray(about, np.float64) - np.asarray(shift, np.float64) + move
-    scatter = max(square - size * float(move @ move), 0.0)
+    scatter = max(float(squares.value) - size * float(move @ move), 0.0)
     moments = Moments(np.array([size]), mean[None], np.array([scatter]))  # type: ignore[arg-type]
     floor = float(rounding_variance(jnp.asarray(spread)))
     return Survey(n, size, whole_weights, low, high, np.asarray(shift), moments, floor)
