@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiler import as_shipped
 
 import jaxcmle as jc
 from benchmarks import readme
@@ -72,7 +73,7 @@ def test_the_command_line_prints_what_is_shown(tmp_path):
     ).groups()
     scripts = str(Path(sys.executable).parent)
     environment = {
-        **os.environ,
+        **as_shipped(),
         "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
         "XDG_CACHE_HOME": str(tmp_path),
     }

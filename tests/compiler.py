@@ -1,0 +1,42 @@
+"""How much the compiler optimises in tests, and in the processes that they start.
+
+Compiling takes most of the time of the tests, so that they tell the compiler to optimise little.
+What runs as a user would (notebooks, the commands of the README) has it as it is, and everything
+does with JAXCMLE_TEST_OPTIMIZED=1 in the environment.
+"""
+
+import os
+import subprocess
+import sys
+
+FLAGS = "XLA_FLAGS"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=2"
+)
+
+
+def make_quick():
+    """Set the flags for this process and its children; to be called before any computation."""
+    given = os.environ.get(FLAGS, "")
+    if QUICK in given or os.environ.get("JAXCMLE_TEST_OPTIMIZED"):
+        return
+    changed = {FLAGS: f"{given} {QUICK}".strip()}
+    # A compiler that does not know them all would abort.
+    probe = [sys.executable, "-c", "import jax; jax.devices()"]
+    done = subprocess.run(probe, env={**os.environ, **changed}, capture_output=True, check=False)
+    if done.returncode == 0:
+        os.environ.update(changed)
+
+
+def as_shipped():
+    """Return an environment in which the compiler does what it does for users."""
+    kept = {name: value for name, value in os.environ.items() if name != FLAGS}
+    given = os.environ.get(FLAGS, "").replace(QUICK, "").strip()
+    return {**kept, FLAGS: given} if given else kept
+
+
+def with_devices(count):
+    """Return an environment with so many simulated devices."""
+    flag = f"--xla_force_host_platform_device_count={count}"
+    return {**os.environ, FLAGS: f"{os.environ.get(FLAGS, '')} {flag}".strip()}
