@@ -1,5 +1,7 @@
 """Bad input: an error that says what was expected, what came and what to do."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,6 +75,19 @@ BAD_POINTS = [
 def test_bad_points(name, bad, error, message):
     with pytest.raises(error, match=message):
         CALLS[name](bad)
+
+
+@pytest.mark.parametrize("path", ["x.npy", Path("x.npy")])
+def test_paths_are_for_those_who_read_files(path):
+    calls = (
+        lambda: jc.lower_bound(path, 2),
+        lambda: jc.approximate(path, 2, eta=1.0),
+        lambda: jc.fit_many([path], 2),
+        lambda: jc.cost(path, MIXTURE),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match=r"must be an array, got the path 'x\.npy'; load it"):
+            call()
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -287,6 +287,17 @@ def test_predict_leaves_nothing_behind(precision, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_predict_does_not_write_over_the_points(precision, tmp_path):
+    x = clustered(precision, n=50)
+    opened, path = as_memmap(tmp_path, x), tmp_path / "x.npy"
+    (tmp_path / "link.npy").symlink_to(path)
+    for given in (path, str(path), opened, opened[::2]):
+        for out in (path, tmp_path / "link.npy"):
+            with pytest.raises(ValueError, match="holds the points: write the labels elsewhere"):
+                jc.predict(given, start_of(x), out=out)
+    np.testing.assert_array_equal(np.load(path), x)
+
+
 @pytest.mark.usefixtures("_short_chunks")
 @pytest.mark.parametrize("order", ["F", "slice", "swapped", "float64", "int", "half"])
 def test_layouts_and_dtypes(order, precision, tmp_path):

@@ -6,6 +6,7 @@ on concrete arrays only: under `jit` and `vmap` they cannot be, and show in the 
 
 import math
 import operator
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -318,6 +319,11 @@ def to_array(value: Any, name: str) -> Any:
         raise TypeError(
             f"{name} is a masked array; fill or drop the masked entries, or give those points "
             "sample_weight 0"
+        )
+    if isinstance(value, str | os.PathLike):
+        raise TypeError(
+            f"{name} must be an array, got the path {os.fspath(value)!r}; load it first, as with "
+            "numpy.load (fit, cem and predict alone read files themselves)"
         )
     if _is_traced(value):
         value = jnp.asarray(value)

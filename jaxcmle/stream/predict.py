@@ -56,10 +56,8 @@ def predict(
     inputs.check_on_host("predict")
     problem = inputs.to_problem(problem)
     mixture = model.mixture if isinstance(model, Solution) else model
-    if out is not None and Path(out).suffix != ".npy":
-        raise ValueError(
-            f"the name of the file for labels must end in .npy, got {os.fspath(out)!r}"
-        )
+    if out is not None:
+        _check_out(out, x)
     if is_streamed(x):
         source = open_source(x)
         parts = _labels(source, mixture, problem)
@@ -71,6 +69,18 @@ def predict(
         _write(file, parts)
     labels: np.ndarray = np.load(out, mmap_mode="r")
     return labels
+
+
+def _check_out(out: str | os.PathLike[str], x: Any) -> None:
+    """Raise where labels must not go: above all, not in place of the points."""
+    if Path(out).suffix != ".npy":
+        raise ValueError(
+            f"the name of the file for labels must end in .npy, got {os.fspath(out)!r}"
+        )
+    file = x if isinstance(x, str | os.PathLike) else getattr(x, "filename", None)
+    there = file is not None and os.path.exists(file) and os.path.exists(out)
+    if there and os.path.samefile(file, out):
+        raise ValueError(f"{os.fspath(out)} holds the points: write the labels elsewhere")
 
 
 def _labels(source: Source, mixture: Mixture, problem: Problem) -> Iterator[np.ndarray]:
