@@ -130,7 +130,7 @@ def pass_over(
     """
     words = jax.device_put(_random_words(stream.source.rows))
     run = partial(_chunk_pass, words=words, mixtures=mixtures, about=about, problem=stream.problem)
-    totals, seen = Sums(Total(), Total(), Total()), []
+    totals, seen = [Total() for _ in Sums._fields], []
     for _, (sums, labels) in over_chunks(stream.source, stream.survey.shift, run):
         if stops():
             return None

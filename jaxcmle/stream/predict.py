@@ -78,8 +78,9 @@ def _check_out(out: str | os.PathLike[str], x: Any) -> None:
             f"the name of the file for labels must end in .npy, got {os.fspath(out)!r}"
         )
     file = x if isinstance(x, str | os.PathLike) else getattr(x, "filename", None)
-    there = file is not None and os.path.exists(file) and os.path.exists(out)
-    if there and os.path.samefile(file, out):
+    if file is None or not os.path.exists(file) or not os.path.exists(out):
+        return
+    if os.path.samefile(file, out):
         raise ValueError(f"{os.fspath(out)} holds the points: write the labels elsewhere")
 
 
