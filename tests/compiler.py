@@ -19,12 +19,16 @@ def make_quick():
     given = os.environ.get(FLAGS, "")
     if QUICK in given or os.environ.get("JAXCMLE_TEST_AS_SHIPPED"):
         return
-    changed = {FLAGS: f"{given} {QUICK}".strip()}
-    # A compiler that does not know them all would abort.
+    flags = f"{given} {QUICK}".strip()
+    if is_known(flags):
+        os.environ[FLAGS] = flags
+
+
+def is_known(flags):
+    """Tell whether the compiler has such flags; if not, it would abort."""
     probe = [sys.executable, "-c", "import jax; jax.devices()"]
-    done = subprocess.run(probe, env={**os.environ, **changed}, capture_output=True, check=False)
-    if done.returncode == 0:
-        os.environ.update(changed)
+    environment = {**os.environ, FLAGS: flags}
+    return subprocess.run(probe, env=environment, capture_output=True, check=False).returncode == 0
 
 
 def as_shipped():

@@ -197,6 +197,10 @@ def _shares(costs: Array, temperature: Array) -> tuple[Array, Array]:
     """
     least = lax.stop_gradient(numerics.smallest(costs)[0])
     above = costs - least
+    # The compiler may compute costs once for the least and once more for this, rounded otherwise,
+    # which low temperatures would magnify: what is within rounding of the least is not above it.
+    rounding = 4 * jnp.finfo(costs.dtype).eps * jnp.abs(least)
+    above = above - lax.stop_gradient(jnp.where(above <= rounding, above, 0))
     near = above < FARTHEST * temperature
     return least, jnp.where(near, jnp.exp(jnp.where(near, above, 0) * (-1 / temperature)), 0)
 
