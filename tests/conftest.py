@@ -6,7 +6,6 @@ A module opts out with `PRECISIONS = ("float32",)`.
 import signal
 from pathlib import Path
 
-import compiler
 import jax
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from jax.experimental.compilation_cache import compilation_cache
 PRECISIONS = ("float32", "float64")
 # Of the 65,530 that are usual.
 MOST_MAPS = 30_000
-
-# The workers of pytest-xdist inherit what the main process sets.
-compiler.make_quick()
 
 # A silent promotion to another dtype is an error. Python scalars take the dtype they meet.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
