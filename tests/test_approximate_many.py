@@ -324,8 +324,8 @@ def test_ctrl_c_leaves_no_claim(monkeypatch):
         drawn.append(arguments)
         return draw(*arguments)
 
-    def in_small_steps(run, remaining, first, most):
-        return paced(run, remaining, 16, 16)
+    def in_small_steps(run, remaining, first, most, mesh):
+        return paced(run, remaining, 16, 16, mesh)
 
     monkeypatch.setattr(enumerating, "paced", in_small_steps)
     monkeypatch.setattr(enumerating, "draw_all", spy)

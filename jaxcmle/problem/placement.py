@@ -5,6 +5,7 @@ that this process cannot see.
 """
 
 import math
+import pickle
 from collections.abc import Callable
 from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -303,24 +304,31 @@ def on_one_device(tree: Any) -> Any:
 
 def agreed(value: float, mesh: Mesh | None) -> float:
     """Return the number that the first process has: decisions by the clock must be the same."""
-    return float(from_first(np.float32(value), mesh))
+    if not _spans_processes(mesh):
+        return float(value)
+    return float(_broadcast(np.float32(value)))
 
 
 def from_first(tree: Any, mesh: Mesh | None) -> Any:
-    """Return the arrays of the first process, where a mesh spans several."""
+    """Return what the first process has, where a mesh spans several: arrays, and all else."""
     if not _spans_processes(mesh):
         return tree
+    # As bytes: what others have may be of other shapes, or say other words.
+    own = np.frombuffer(pickle.dumps(jax.tree.map(_seen_whole, tree)), np.uint8)
+    length = int(_broadcast(np.int32(len(own))))
+    return pickle.loads(_broadcast(np.resize(own, length)).tobytes())
+
+
+def _seen_whole(leaf: Any) -> Any:
+    """Return a leaf such that this process has all of it."""
+    return on_one_device(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def _broadcast(array: Any) -> np.ndarray:
+    """Return the array of the first process; those of the others have the same shape."""
     from jax.experimental import multihost_utils
 
-    def one(leaf: Any) -> Any:
-        # As bytes: numbers of the host have more digits than arrays may have on the device.
-        value = np.asarray(to_host(leaf))
-        data = np.frombuffer(value.tobytes(), np.uint8)
-        first = np.asarray(multihost_utils.broadcast_one_to_all(data))
-        result = np.frombuffer(first.tobytes(), value.dtype).reshape(value.shape)
-        return jnp.asarray(result) if isinstance(leaf, jax.Array) else result[()]
-
-    return jax.tree.map(one, tree)
+    return np.asarray(multihost_utils.broadcast_one_to_all(array))
 
 
 def is_first(mesh: Mesh | None) -> bool:

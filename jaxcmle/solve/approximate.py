@@ -22,7 +22,6 @@ from jaxcmle.problem import inputs
 from jaxcmle.problem.pairs import MAX_POINTS
 from jaxcmle.problem.placement import (
     agreed,
-    from_first,
     is_placed,
     on_host,
     place,
@@ -233,7 +232,7 @@ def approximate(
             answers.proved = saved.get("proved")
         elif not answers.prove(incumbent):
             saved.save(incumbent=(incumbent, False))
-            incumbent = from_first(answers.tight(incumbent, progress, end), mesh)
+            incumbent = answers.tight(incumbent, progress, end)
             saved.save(incumbent=(incumbent, True), proved=answers.proved)
         if answers.prove(incumbent):
             solution = for_all_points(everything, present, answers.certified(incumbent), problem)

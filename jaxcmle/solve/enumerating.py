@@ -177,7 +177,7 @@ def enumerate_all(
 
     while done < plan.repetitions:
         left = min(plan.repetitions - done, sampling.NUMBERS - done % sampling.NUMBERS)
-        for _ in paced(run, left, draw.together, left):
+        for _ in paced(run, left, draw.together, left, None):
             if done < plan.repetitions and watch.stops():
                 return best, False
     return best, True

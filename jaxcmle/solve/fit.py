@@ -17,6 +17,7 @@ from jaxcmle.problem.bounds import with_certificate
 from jaxcmle.problem.objective import assign
 from jaxcmle.problem.placement import (
     Placed,
+    from_first,
     is_placed,
     on_host,
     on_one_device,
@@ -186,7 +187,7 @@ def fit(
     if answer is not None:
         return answer
     solution = search_for_best(task, effort, key, known, watch)
-    proves = certify and limits.min_size > 0 and not watch.ctrl_c.pressed
+    proves = certify and limits.min_size > 0 and not watch.pressed()
     if not proves:
         solution = _certified(task, solution)
     if placed is None:
@@ -292,13 +293,15 @@ def _proved(
         time_limit=left if math.isfinite(left) else None,
         progress=progress,
     )
+    proved = dataclasses.replace(solution, guarantee=guarantee)
     if guarantee.better is not None:
-        return dataclasses.replace(
+        proved = dataclasses.replace(
             guarantee.better,
             status=solution.status,
             n_iter=solution.n_iter,
         )
-    return dataclasses.replace(solution, guarantee=guarantee)
+    # How far a proof comes in a given time differs between processes.
+    return from_first(proved, task.mesh)
 
 
 def _floor(task: Task) -> float:

@@ -83,6 +83,10 @@ class Watch:
         self.stopped = bool(agreed(stops, self._mesh))
         return self.stopped
 
+    def pressed(self) -> bool:
+        """Tell whether somebody pressed Ctrl-C; in the first of all processes."""
+        return bool(agreed(self.ctrl_c.pressed, self._mesh))
+
     def left(self) -> float:
         """Return the seconds that are left."""
         return max(self._end - time.monotonic(), 0.0)

@@ -105,11 +105,12 @@ class Source(NamedTuple):
 
 
 def paced(
-    run: Callable[[int], None], remaining: int, first: int, most: int, mesh: Mesh | None = None
+    run: Callable[[int], None], remaining: int, first: int, most: int, mesh: Mesh | None
 ) -> Iterator[None]:
     """Call `run(count)` with ever more at once, as long as it returns soon enough to look up.
 
-    By the clock of the first process, where a mesh spans several.
+    By the clock of the first process, where a mesh spans several: all of them have to make the same
+    steps, after each of which they agree on whether to stop.
     """
     count = first
     while remaining > 0:
@@ -391,7 +392,8 @@ def _products(
             product = scoring.prepare_product(columns, mass if weighs else None, total_weight)
             merged = best
             place = row if i == first else 0
-            for rows, found in _walk(product, sizes[i], n_best, pruning, start, place):
+            walked = _walk(product, sizes[i], n_best, pruning, start, place, setting.mesh)
+            for rows, found in walked:
                 case_index = jnp.full((n_best, 1), i, jnp.int32)
                 choice = jnp.concatenate([case_index, found.choice], axis=1)
                 merged = scoring.merge(best, found.cost, choice)
@@ -439,6 +441,7 @@ def _walk(
     pruning: Pruning,
     known: Best | None,
     done: int,
+    mesh: Mesh | None,
 ) -> Iterator[tuple[int, Best]]:
     """Walk one product; yield how many rows are done, and the best candidates of them.
 
@@ -461,7 +464,7 @@ def _walk(
     if done >= rows:
         # Nothing is left, but for those who want to know the best.
         yield done, best
-    for _ in paced(run, -(-(rows - done) // tile), 1, 2**20):
+    for _ in paced(run, -(-(rows - done) // tile), 1, 2**20, mesh):
         yield done, best
 
 

@@ -91,7 +91,7 @@ def pruned_walks(
                 )
                 found, done = jax.block_until_ready(new), done + steps
 
-            for _ in paced(run, total - done, 1, total):
+            for _ in paced(run, total - done, 1, total, setting.mesh):
                 share = (end - second) * done // total
                 rounds, batch = divmod(done, batches)
                 at = min(before + rounds * repetitions, before + end - second)
