@@ -2,7 +2,9 @@
 
 Passes go over their work in tiles of so many bytes. Where the device tells how much memory it has,
 tiles are a share of it. When memory runs out all the same, tiles are halved, from then on and for
-the whole process, and the pass is repeated: answers do not depend on the tile.
+the whole process, and the pass is repeated: answers do not depend on the tile. Where several
+processes work as one, all must make the same steps: tiles are the same whatever the device has, and
+are not halved.
 
 Sizes are read while programs are traced: after a change, all programs are compiled anew.
 """
@@ -15,7 +17,15 @@ from typing import Any, TypeVar
 import jax
 from jax.core import Tracer
 
-__all__ = ["OutOfMemoryError", "SmallerTilesWarning", "pair_bytes", "reset", "tile_bytes", "within"]
+__all__ = [
+    "OutOfMemoryError",
+    "SmallerTilesWarning",
+    "halved",
+    "pair_bytes",
+    "reset",
+    "tile_bytes",
+    "within",
+]
 
 T = TypeVar("T")
 
@@ -43,22 +53,22 @@ def tile_bytes() -> int:
     """Return the bytes that one tile of work may take."""
     device = _device()
     if device.platform == "cpu":
-        return _halved(CPU_TILE)
-    return _halved(_share(device, TILE_SHARE, TILE_LIMITS, TILE))
+        return halved(CPU_TILE)
+    return halved(_share(device, TILE_SHARE, TILE_LIMITS, TILE))
 
 
 def pair_bytes(given: int | None = None) -> int:
     """Return the bytes that a pass over all pairs may take, where the user has given none."""
     if given is None:
         given = _share(_device(), PAIR_SHARE, PAIR_LIMITS, PAIR)
-    return _halved(int(given))
+    return halved(int(given))
 
 
 def within(work: Callable[[], T]) -> T:
     """Return what some work gives; when memory runs out, repeat it with smaller tiles.
 
     Raises:
-        OutOfMemoryError: the tiles are as small as they get.
+        OutOfMemoryError: the tiles are as small as they get, or other processes would not know.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,10 +113,12 @@ def _halve(before: int, message: str) -> None:
     with _lock:
         if _halvings != before:
             return
-        if tile_bytes() <= LEAST:
+        several = jax.process_count() > 1
+        if several or tile_bytes() <= LEAST:
+            even = "in one of several processes" if several else "even"
             raise OutOfMemoryError(
-                f"out of memory even with tiles of {tile_bytes():,} bytes ({message}): use fewer "
-                "points or clusters at once, float32 instead of float64, or a device with more "
+                f"out of memory {even} with tiles of {tile_bytes():,} bytes ({message}): use fewer "
+                "points or clusters at once, float32 instead of float64, or devices with more "
                 "memory"
             )
         _halvings += 1
@@ -119,13 +131,15 @@ def _halve(before: int, message: str) -> None:
         )
 
 
-def _halved(size: int) -> int:
+def halved(size: int) -> int:
+    """Return what is left of a tile of so many bytes, after memory has run out or not."""
     return max(min(size, LEAST), size >> _halvings)
 
 
 def _share(device: Any, share: int, limits: tuple[int, int], otherwise: int) -> int:
     """Return a share of a device's memory, as a power of two."""
-    stats = None if device.platform == "cpu" else device.memory_stats()
+    tells = device.platform != "cpu" and jax.process_count() == 1
+    stats = device.memory_stats() if tells else None
     most = (stats or {}).get("bytes_limit", 0)
     if not most:
         return otherwise

@@ -77,6 +77,16 @@ def be_slow():
     sources.time = SimpleNamespace(monotonic=lambda: 1000 * time.monotonic())
 
 
+def refused(mesh, path, damaged):
+    """Return what is said where one process sees another file than the other."""
+    if damaged:
+        path.write_text("of somebody else")
+    try:
+        jc.fit(data(41), 3, effort=SMALL, mesh=mesh, checkpoint=path)
+    except ValueError as error:
+        return str(error)
+
+
 def main(number, port, task, folder):
     # As the command line keeps them: nobody compiles twice.
     jax.config.update("jax_compilation_cache_dir", str(Path(folder, "programs")))
@@ -92,6 +102,8 @@ def main(number, port, task, folder):
             if number == "1":
                 be_slow()
             found = all_answers(mesh)
+            path = Path(folder, f"checkpoint of {number}")
+            print("refused " + refused(mesh, path, damaged=number == "1"))
         else:
             path = Path(folder, f"{task.removeprefix('slow ')}.checkpoint")
             found = long_search(mesh, path, slow=task.startswith("slow"))

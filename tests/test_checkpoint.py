@@ -235,7 +235,7 @@ def test_the_incumbent_is_kept_for_the_enumeration(tmp_path, monkeypatch, many_s
                 call(checkpoint=path)
         with monkeypatch.context() as patch:
             if number > 2:
-                patch.setattr(claims, "certify", None)
+                patch.setattr(claims, "certify_while", None)
             patch.setattr(claims.Answers, "local", None)
             assert bits(call(checkpoint=path)) == expected
 
@@ -252,7 +252,8 @@ def test_too_many_candidates_are_too_many_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", ["fit", "sample", "proof", "repetitions", "subsets", "walks", "list"]
+    "kind",
+    ["fit", "sample", "proof", "certificate", "repetitions", "subsets", "walks", "list"],
 )
 def test_a_time_limit_is_where_the_next_call_goes_on(kind, tmp_path, many_steps):
     call = KINDS[kind]
@@ -423,9 +424,13 @@ def test_leftovers_of_the_dead_are_removed(tmp_path):
     process = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
     )
-    dead = tmp_path / f".a-checkpoint-{int(process.stdout)}.ckpt"
-    alive = tmp_path / f".a-checkpoint-{os.getppid()}.ckpt"
-    others = [tmp_path / name for name in (".a-checkpoint-x.ckpt", ".b-checkpoint-1.ckpt", "a.txt")]
+    number = int(process.stdout)
+    dead = tmp_path / f".a-{checkpoint._tag()}{number}.ckpt"
+    alive = tmp_path / f".a-{checkpoint._tag()}{os.getppid()}.ckpt"
+    # Of another machine, which may well be at work; and of other work.
+    elsewhere = tmp_path / f".a-checkpoint-another-{number}.ckpt"
+    names = (f".a-{checkpoint._tag()}x.ckpt", f".b-{checkpoint._tag()}1.ckpt", "a.txt")
+    others = [elsewhere, *(tmp_path / name for name in names)]
     for file in (dead, alive, *others):
         file.write_text("half")
     Checkpoint(path, {}).save(i=1)
@@ -463,6 +468,7 @@ def test_digests(monkeypatch):
     assert len(different) == 4
     assert digest(jax.random.key(0)) != digest(jax.random.key(1))
     assert digest(jax.random.key(0)) != digest(jax.random.key(0, impl="rbg"))
+    assert digest(x[:0]) != digest(x[:, :0])
     whole = digest(x, np.float32(1.0))
     monkeypatch.setattr(checkpoint, "PIECE", 100)
     assert digest(x, np.float32(1.0)) == digest(jnp.asarray(x), np.float32(1.0)) == whole

@@ -25,6 +25,12 @@ STARTS = jc.Mixture(
     means=points(100, 8, 1).reshape(5, 20, 8),
     variances=np.ones((5, 20), np.float32),
 )
+
+
+def streamed(function, **options):
+    return function(lambda: iter([WIDE]), jax.tree.map(lambda leaf: leaf[0], STARTS), **options)
+
+
 CALLS = {
     "score": ("problem.score.score_points", lambda: jc.score(WIDE, STARTS)),
     "cem": (
@@ -52,6 +58,13 @@ CALLS = {
             SMALL, 2, algorithm="abs", eta=1.0, balance=math.inf, certificate=False
         ),
     ),
+    "fit of a stream": (
+        "solve.searching.advance",
+        lambda: jc.fit(lambda: iter([points(200, 2, 0)]), 2, effort=QUICK),
+    ),
+    "cem of a stream": ("stream.cem._quick_chunk", lambda: streamed(jc.cem, max_iter=5)),
+    "the end of a stream": ("stream.cem._chunk_labels", lambda: streamed(jc.cem, max_iter=5)),
+    "predict": ("stream.predict._chunk_labels", lambda: streamed(jc.predict)),
     "fit_many": (
         "solve.many.search_all",
         lambda: jc.fit_many([points(n, 2, n) for n in range(8, 16)], 2, effort=QUICK),
@@ -99,7 +112,9 @@ def test_tiles_are_halved_and_the_answer_is_the_same(name, monkeypatch):
     function, call = CALLS[name]
     expected = call()
     size = memory.CPU_TILE // 4
-    seen = exhausted(monkeypatch, function, size, calls=int(name == "fit"))
+    seen = exhausted(
+        monkeypatch, function, size, calls=int(name.startswith("fit") and name != "fit_many")
+    )
     with pytest.warns(memory.SmallerTilesWarning, match="repeated with tiles of") as notes:
         answer = call()
     notes = [str(note.message) for note in notes if note.category is memory.SmallerTilesWarning]
@@ -157,6 +172,18 @@ def test_there_is_an_end_to_it(monkeypatch):
         jc.score(WIDE, STARTS)
     assert len(notes) == int(math.log2(memory.CPU_TILE / memory.LEAST))
     assert issubclass(memory.OutOfMemoryError, MemoryError)
+
+
+def test_one_of_several_processes_does_not_repeat_alone(monkeypatch):
+    """The others would not know: they would be at another step."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    exhausted(monkeypatch, "problem.score.score_points", 0)
+    with pytest.raises(memory.OutOfMemoryError, match="in one of several processes"):
+        jc.score(WIDE, STARTS)
+    assert memory.tile_bytes() == memory.CPU_TILE
+    # Nor do tiles depend on the device, which others may have another one of.
+    monkeypatch.setattr(memory, "_device", lambda: Fake("gpu", {"bytes_limit": 2**28}))
+    assert (memory.tile_bytes(), memory.pair_bytes()) == (memory.TILE, memory.PAIR)
 
 
 def test_memory_of_the_host_counts_as_well_and_other_errors_do_not():

@@ -67,6 +67,9 @@ def test_two_processes_give_the_answers_of_one(tmp_path):
     with two_processes(child("answers", tmp_path), tmp_path) as processes:
         first, second = ends(processes, tmp_path)
     assert first == second
+    words = [(tmp_path / f"out{number}").read_text() for number in range(2)]
+    assert re.search("^refused .* is not the same in all processes", words[0], re.M)
+    assert re.search("^refused .* is damaged, or no checkpoint", words[1], re.M)
     for name, one in all_answers(None).items():
         for part, value in one.items():
             if part in ("cost", "means"):

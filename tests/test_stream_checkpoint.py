@@ -7,7 +7,7 @@ import pytest
 import jaxcmle as jc
 from jaxcmle.solve import checkpoint as checkpoint_module
 from jaxcmle.solve.checkpoint import Checkpoint
-from jaxcmle.stream import sources
+from jaxcmle.stream import fit, sources
 
 PRECISIONS = ("float32",)
 EFFORT = jc.Effort(
@@ -34,8 +34,13 @@ def bits(solution):
     return [(leaf.dtype, leaf.tobytes()) for leaf in leaves]
 
 
-def test_a_streamed_search_goes_on_wherever_it_was_killed(x, tmp_path, monkeypatch):
-    path, undisturbed = tmp_path / "work", jc.fit(lambda: iter([x]), 4, effort=EFFORT)
+@pytest.mark.parametrize(("least_gain", "status"), [(1e-6, "CONVERGED"), (1e-3, "MAX_ITER")])
+def test_a_streamed_search_goes_on_wherever_it_was_killed(
+    x, tmp_path, monkeypatch, least_gain, status
+):
+    monkeypatch.setattr(fit, "LEAST_GAIN", least_gain)
+    options = {"effort": EFFORT, "min_size": 2}
+    path, undisturbed = tmp_path / "work", jc.fit(lambda: iter([x]), 4, **options)
     saves, written = [], Checkpoint._write
 
     def counted(self):
@@ -43,8 +48,9 @@ def test_a_streamed_search_goes_on_wherever_it_was_killed(x, tmp_path, monkeypat
         written(self)
 
     monkeypatch.setattr(Checkpoint, "_write", counted)
-    whole = jc.fit(lambda: iter([x]), 4, effort=EFFORT, checkpoint=path)
+    whole = jc.fit(lambda: iter([x]), 4, **options, checkpoint=path)
     assert bits(whole) == bits(undisturbed)
+    assert int(whole.status) == jc.Status[status]
     # The search, the comparison, and iterations of CEM.
     assert any("search" in names for names in saves)
     assert any(name.startswith("refined") for names in saves for name in names)
@@ -61,10 +67,12 @@ def test_a_streamed_search_goes_on_wherever_it_was_killed(x, tmp_path, monkeypat
 
         monkeypatch.setattr(Checkpoint, "_write", killed)
         with pytest.raises(KilledError):
-            jc.fit(lambda: iter([x]), 4, effort=EFFORT, checkpoint=path)
+            jc.fit(lambda: iter([x]), 4, **options, checkpoint=path)
         left = -1
-        resumed = jc.fit(lambda: iter([x]), 4, effort=EFFORT, checkpoint=path)
+        resumed = jc.fit(lambda: iter([x]), 4, **options, checkpoint=path)
         assert bits(resumed) == bits(undisturbed), moment
+    again = jc.fit(lambda: iter([x]), 4, **options, checkpoint=path)
+    assert bits(again) == bits(undisturbed)
 
 
 def test_a_checkpoint_of_other_points_is_refused(x, tmp_path):

@@ -152,6 +152,19 @@ def test_status_of_cem(precision):
         np.testing.assert_array_equal(found.labels, np.asarray(expected.labels))
 
 
+def test_costs_that_are_rounded_do_not_end_cem(precision):
+    """Near the end an iteration gains less than rounding takes: labels tell, as in memory."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(20_000, 2)) + c for c in ([0, 0], [3, 0], [0, 3.5])])
+    x = rng.permutation(x.astype(precision))
+    for seed in range(6):
+        start = jc.seed(jax.random.key(seed), x, 5)
+        inside = jc.cem(x, start, max_iter=2000, min_size=0)
+        streamed = jc.cem(lambda: iter([x]), start, max_iter=2000, min_size=0)
+        assert int(streamed.status) == int(inside.status) == jc.Status.CONVERGED
+        assert (streamed.labels != np.asarray(inside.labels)).mean() < 1e-3
+
+
 @pytest.mark.usefixtures("_short_chunks")
 def test_empty_clusters_and_duplicates(precision):
     rng = np.random.default_rng(5)
@@ -335,6 +348,9 @@ def test_wrong_input(precision, tmp_path):
     fails(ValueError, "shape", lambda: iter([x[:, 0]]))
     fails(ValueError, r"must have 3 features.*row 5000", lambda: iter([x[:5000], x[5000:, :2]]))
     fails(TypeError, "real numbers", lambda: iter([x.astype(complex)]))
+    if precision == np.float64:
+        mixed = [x[:5000].astype(np.float32), x[5000:]]
+        fails(TypeError, "more digits", lambda: iter(mixed))
     fails(ValueError, "or none is", lambda: iter([(x, np.ones(len(x))), x]))
     fails(ValueError, "one for each", lambda: iter([(x, np.ones(3))]))
     fails(ValueError, "one weight per point", lambda: iter([x]), sample_weight=np.ones(3))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 from jaxcmle.candidates import sampling, scoring
 from jaxcmle.candidates.pruning import expand, remaining_sizes, walk_count
 from jaxcmle.candidates.scoring import LOOK, Best, Pruning
@@ -150,7 +150,7 @@ def search_bytes(
 
 def branches_together(n: int, d: int, k: int, last: int, prunings: int, itemsize: int = 4) -> int:
     """Return how many branches go into one batch: a power of two."""
-    budget = max(FRONTIER_BYTES, numerics.tile_bytes())
+    budget = max(memory.halved(FRONTIER_BYTES), numerics.tile_bytes())
     fitting = budget // branch_bytes(n, d, k, last, prunings, itemsize)
     most = max(1, min(fitting, MOST_LEAVES // walk_count(k, prunings)))
     return 1 << (most.bit_length() - 1)

@@ -28,7 +28,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 
 __all__ = [
     "Best",
@@ -356,7 +356,8 @@ def _tile_rows(rows: int, columns: int, n: int, itemsize: int) -> int:
     most = max(16, min(CPU_TILE, 2**33 // (columns * n)))
     if jax.default_backend() != "cpu":
         most = max(1, numerics.tile_bytes() // (itemsize * columns))
-    return max(1, min(most, rows, max(ROW_BYTES, numerics.tile_bytes()) // (itemsize * n)))
+    budget = max(memory.halved(ROW_BYTES), numerics.tile_bytes())
+    return max(1, min(most, rows, budget // (itemsize * n)))
 
 
 def tile_rows(product: Product, rows: int) -> int:

@@ -4,6 +4,7 @@ A mesh may span several processes. Then all of them make the same calls, and an 
 that this process cannot see.
 """
 
+import hashlib
 import math
 import pickle
 from collections.abc import Callable
@@ -35,6 +36,7 @@ __all__ = [
     "place",
     "placement_of",
     "replicate",
+    "same_in_all",
     "split_points",
     "split_stack",
     "tells_lost_processes",
@@ -144,6 +146,12 @@ def to_mesh(mesh: Any) -> Mesh:
         raise TypeError(
             "mesh must be a jax.sharding.Mesh, as from jax.make_mesh((8,), ('points',)), got "
             f"{type(mesh).__name__}"
+        )
+    processes = {device.process_index for device in mesh.devices.flat}
+    if 1 < len(processes) < jax.process_count():
+        raise ValueError(
+            f"mesh has devices of {len(processes)} of the {jax.process_count()} processes: use "
+            "those of one process, or of all"
         )
     return Mesh(mesh.devices, mesh.axis_names)
 
@@ -317,6 +325,17 @@ def from_first(tree: Any, mesh: Mesh | None) -> Any:
     own = np.frombuffer(pickle.dumps(jax.tree.map(_seen_whole, tree)), np.uint8)
     length = int(_broadcast(np.int32(len(own))))
     return pickle.loads(_broadcast(np.resize(own, length)).tobytes())
+
+
+def same_in_all(text: str, mesh: Mesh | None) -> bool:
+    """Tell whether all processes have the same text, where a mesh spans several."""
+    if not _spans_processes(mesh):
+        return True
+    from jax.experimental import multihost_utils
+
+    own = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=4).digest(), np.uint32)
+    found = np.asarray(multihost_utils.process_allgather(own))
+    return bool((found == own).all())
 
 
 def _seen_whole(leaf: Any) -> Any:

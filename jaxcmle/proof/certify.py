@@ -19,7 +19,7 @@ from jaxcmle.proof.prove import Given, Proved, Watch, prove
 from jaxcmle.solve.padding import for_all_points
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
 
-__all__ = ["certify"]
+__all__ = ["certify", "certify_while"]
 
 
 def certify(
@@ -80,17 +80,43 @@ def certify(
         (True, True)
     """
     inputs.check_on_host("certify")
+    limit = math.inf if time_limit is None else inputs.to_limit(time_limit, "time_limit")
+    watch = Watch(Progress(progress, "cells"), limit)
+    return certify_while(
+        watch,
+        x,
+        solution,
+        balance=balance,
+        min_size=min_size,
+        problem=problem,
+        sample_weight=sample_weight,
+        min_variance=min_variance,
+        tolerance=tolerance,
+    )
+
+
+def certify_while(
+    watch: Watch,
+    x: Any,
+    solution: Solution,
+    *,
+    balance: ArrayLike | None = None,
+    min_size: ArrayLike | None,
+    problem: Problem,
+    sample_weight: Any,
+    min_variance: ArrayLike,
+    tolerance: float,
+) -> Guarantee:
+    """Return what `certify` does, until a watch stops it: that knows whether it did."""
     if not isinstance(solution, Solution):
         raise TypeError(f"expected a jaxcmle.Solution, got {type(solution).__name__}")
     problem = inputs.to_problem(problem)
     tolerance = inputs.to_limit(tolerance, "tolerance", positive=True)
-    limit = math.inf if time_limit is None else inputs.to_limit(time_limit, "time_limit")
     floor = inputs.to_limit(min_variance, "min_variance")
     if min_size is None and balance is None:
         min_size = solution.guarantee.min_size
     with _double_precision():
         given = _checked(x, solution, balance, min_size, problem, sample_weight, floor)
-        watch = Watch(Progress(progress, "cells"), limit)
         with CtrlC() as watch.ctrl_c:
             try:
                 proved = prove(given, watch, tolerance)

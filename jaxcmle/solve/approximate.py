@@ -144,8 +144,8 @@ def approximate(
     Returns:
         A `Solution`; `guarantee` says what is proved, and on which scale. Where every candidate
         that keeps the claim has a cluster under the minimum size, the best of those is returned
-        with the status `INADMISSIBLE`: the claim holds all the same. Ctrl-C during the enumeration
-        returns the best so far with the status `INTERRUPTED`, and no claim.
+        with the status `INADMISSIBLE`: the claim holds all the same. Ctrl-C returns the best so far
+        with the status `INTERRUPTED`, and no claim.
 
     Raises:
         TooManyCandidatesError: the plan has more than `max_candidates`. It names what would fit.
@@ -233,10 +233,17 @@ def approximate(
         elif not answers.prove(incumbent):
             saved.save(incumbent=(incumbent, False))
             incumbent = answers.tight(incumbent, progress, end)
-            saved.save(incumbent=(incumbent, True), proved=answers.proved)
+            if not answers.cut_short:
+                saved.save(incumbent=(incumbent, True), proved=answers.proved)
         if answers.prove(incumbent):
             solution = for_all_points(everything, present, answers.certified(incumbent), problem)
             return saved.finished(solution, cut=False)
+        if answers.cut_short:
+            # The next call tries again: what it enumerates depends on what is proved.
+            solution = dataclasses.replace(incumbent, status=jnp.int32(Status.INTERRUPTED))
+            return for_all_points(
+                everything, present, answers.with_claim(solution, claimed=False), problem
+            )
         proved = answers.proved
         answers = Answers(answers.tightened(incumbent), max_points)
         answers.proved = proved

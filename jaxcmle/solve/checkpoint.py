@@ -10,9 +10,12 @@ import errno
 import hashlib
 import json
 import os
+import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from jax.sharding import Mesh
 
 from jaxcmle.atomic import atomic_path
 from jaxcmle.problem.archive import described, restored
-from jaxcmle.problem.placement import from_first, is_first, to_host
+from jaxcmle.problem.placement import is_first, same_in_all, to_host
 from jaxcmle.problem.types import Problem, Solution, Status
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "PathOption",
     "devices_of",
     "digest",
+    "dtype_text",
     "instance_parts",
     "open_checkpoint",
     "problem_text",
@@ -83,10 +87,7 @@ class Checkpoint:
         self._due = -np.inf
         if self._path is None:
             return
-        _check_place(self._path)
-        if self._path.exists():
-            self._entries = self._read(self._path)
-        self._agree(mesh)
+        self._begin(self._path, mesh)
         if not is_first(mesh):
             self._path = None
             return
@@ -96,12 +97,21 @@ class Checkpoint:
             self._write()
         self._due = time.monotonic() + EVERY
 
-    def _agree(self, mesh: Mesh | None) -> None:
-        """Raise unless all processes have read the same."""
-        own = int(digest(*jax.tree.leaves(self._entries))[:8], 16)
-        if int(from_first(np.uint32(own), mesh)) != own:
+    def _begin(self, path: Path, mesh: Mesh | None) -> None:
+        """Read the file if it is there; raise in all processes unless all have read the same."""
+        wrong: Exception | None = None
+        try:
+            _check_place(path)
+            if path.exists():
+                self._entries = self._read(path)
+        except (OSError, ValueError) as error:
+            wrong = error
+        alike = same_in_all(digest(*jax.tree.leaves(self._entries)) if wrong is None else "", mesh)
+        if wrong is not None:
+            raise wrong
+        if not alike:
             raise ValueError(
-                f"{self._path} is not the same in all processes: put it where all of them see it"
+                f"{path} is not the same in all processes: put it where all of them see it"
             )
 
     def load(self) -> dict[str, Any]:
@@ -161,7 +171,7 @@ class Checkpoint:
         }
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
         with (
-            atomic_path(self._path, f"{TAG}-{os.getpid()}") as temporary,
+            atomic_path(self._path, f"{_tag()}{os.getpid()}") as temporary,
             open(temporary, "wb") as file,
         ):
             np.savez(file, header=text, **arrays)  # type: ignore[arg-type]
@@ -213,8 +223,9 @@ def open_checkpoint(
         return Checkpoint(None, {})
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"checkpoint must be a path or None, got {type(path).__name__}")
-    # Before the fingerprint, which may take seconds.
-    _check_place(Path(os.path.realpath(path)))
+    if mesh is None:
+        # Before the fingerprint, which may take seconds, and which other processes take part in.
+        _check_place(Path(os.path.realpath(path)))
     return Checkpoint(path, fingerprint(), mesh)
 
 
@@ -239,17 +250,22 @@ def instance_parts(
         options: all else that the answer depends on, but for limits on time. Arrays by their
             digests.
     """
-    double = jnp.result_type(float) == jnp.float64
     return {
         "function": function,
         "x": digest(points),
         "sample_weight": digest(*jax.tree.leaves(weight)),
         "key": digest(key),
         "problem": problem_text(problem),
-        "dtype": f"{points.dtype.name}{' with jax_enable_x64' if double else ''}",
+        "dtype": dtype_text(points.dtype),
         "devices": devices_of(points if mesh is None else mesh),
         **{name: repr(value) for name, value in options.items()},
     }
+
+
+def dtype_text(dtype: Any) -> str:
+    """Return the dtype of the points, and whether others are wider."""
+    double = jnp.result_type(float) == jnp.float64
+    return f"{np.dtype(dtype).name}{' with jax_enable_x64' if double else ''}"
 
 
 def problem_text(problem: Problem) -> str:
@@ -280,7 +296,8 @@ def digest(*arrays: Any) -> str:
         pieces = range(0, len(array), rows) if array.ndim and array.nbytes > PIECE else [None]
         for start in pieces:
             piece = array if start is None else array[start : start + rows]
-            result.update(np.ascontiguousarray(to_host(piece)).data.cast("B"))
+            flat = np.ascontiguousarray(to_host(piece)).reshape(-1)
+            result.update(flat.view(np.uint8).data)
     return result.hexdigest()
 
 
@@ -288,7 +305,9 @@ def devices_of(place: Array | Mesh) -> str:
     """Return how many devices of which kind an array is on, or there are in a mesh."""
     if isinstance(place, Mesh):
         shape = " x ".join(f"{size} {name}" for name, size in place.shape.items())
-        return f"{shape} x {place.devices.flat[0].device_kind}"
+        processes = len({device.process_index for device in place.devices.flat})
+        several = f" of {processes} processes" if processes > 1 else ""
+        return f"{shape} x {place.devices.flat[0].device_kind}{several}"
     devices = sorted(place.devices(), key=lambda device: device.id)
     return f"{len(devices)} x {devices[0].device_kind}"
 
@@ -318,7 +337,7 @@ def _check_place(path: Path) -> None:
 
 def _remove_leftovers(path: Path) -> None:
     """Remove the temporary files of processes that were killed while they wrote."""
-    begin, end = f".{path.stem}-{TAG}-", path.suffix
+    begin, end = f".{path.stem}-{_tag()}", path.suffix
     for file in path.parent.iterdir():
         middle = file.name.removeprefix(begin).removesuffix(end)
         if file.name != f"{begin}{middle}{end}" or not middle.isdigit():
@@ -327,6 +346,12 @@ def _remove_leftovers(path: Path) -> None:
             # Windows does not remove what another process has open.
             with contextlib.suppress(OSError):
                 file.unlink()
+
+
+def _tag() -> str:
+    """Return what temporary files have in their names: other machines have other ones."""
+    machine = re.sub(r"[^\w.]", "_", platform.node())
+    return f"{TAG}-{machine}-"
 
 
 def _is_running(process: int) -> bool:
@@ -342,7 +367,8 @@ def _is_running(process: int) -> bool:
 
 
 def _software() -> str:
-    return f"jaxcmle {sys.modules['jaxcmle'].__version__} with jax {jax.__version__}"
+    own = sys.modules["jaxcmle"].__version__
+    return f"jaxcmle {own} with jax {jax.__version__} and jaxlib {metadata.version('jaxlib')}"
 
 
 def _difference(name: str, given: str | None, own: str | None) -> str:

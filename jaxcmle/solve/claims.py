@@ -21,10 +21,11 @@ from jaxcmle.problem.placement import (
     placement_of,
 )
 from jaxcmle.problem.types import WKM, Guarantee, Mixture, Solution, Status
-from jaxcmle.proof.certify import certify
+from jaxcmle.proof.certify import certify_while
+from jaxcmle.proof.prove import Watch
 from jaxcmle.refine.iterations import Limits, best_admissible, cem_stack
 from jaxcmle.refine.sharded import cem_placed
-from jaxcmle.solve.progress import ProgressOption
+from jaxcmle.solve.progress import Progress, ProgressOption
 from jaxcmle.solve.sizes import refine_with_sizes
 from jaxcmle.solve.sources import Setting
 
@@ -60,8 +61,8 @@ class Answers:
     def __init__(self, setting: Setting, max_points: int) -> None:
         """Begin with what is known of the instance alone."""
         self.setting, self.max_points = setting, max_points
-        # The tight lower bound, where it was computed.
-        self.proved = Guarantee()
+        # The tight lower bound, where it was computed; and whether Ctrl-C or time cut that short.
+        self.proved, self.cut_short = Guarantee(), False
         instance = setting.instance
         # No cluster of the minimum size is narrower: this floor changes no balanced partition.
         wkm = isinstance(setting.problem, WKM)
@@ -135,13 +136,13 @@ class Answers:
             tolerance = on_scale * target.eps / (1 + target.eps) / total
         if not is_admissible(solution) or tolerance is None or not tolerance > 0:
             return solution
-        left = max(end - time.monotonic(), 0.0)
-        known = certify(
+        watch = Watch(Progress(progress, "cells"), max(end - time.monotonic(), 0.0))
+        known = certify_while(
+            watch,
             self.setting.points,
             solution,
+            min_variance=0.0,
             tolerance=tolerance,
-            time_limit=left if math.isfinite(left) else None,
-            progress=progress,
             **self.options,
         )
         better, proved = known.better, dataclasses.replace(known, better=None)
@@ -150,7 +151,8 @@ class Answers:
             # rounding of the solution's own is more than the claim allows.
             better = dataclasses.replace(solution, guarantee=proved)
         # How far a proof comes in a given time differs between processes.
-        better, self.proved = from_first((better, proved), self.setting.mesh)
+        found = from_first((better, proved, watch.stopped), self.setting.mesh)
+        better, self.proved, self.cut_short = found
         return better
 
     def prove(self, solution: Solution) -> bool:

@@ -122,7 +122,7 @@ def search_mixtures(
     task = Task(points, weight, k, k, problem, limits)
     watch = Watch(progress, effort)
     watch.ctrl_c, watch.checkpoint = ctrl_c, checkpoint
-    search = _search(task, effort, key, None, watch)
+    search = memory.within(lambda: _search(task, effort, key, None, watch))
     mixtures = fitted(search.space, search.population.moments, problem)
     mixtures = _without_places(mixtures, k, problem)
     mixtures = shift_means(mixtures, search.space.points.shift)

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxcmle import memory
 from jaxcmle.numerics import Coefficients, Moments
 from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import fill_empty, shift_means
@@ -102,14 +103,14 @@ def cem_streamed(
     with CtrlC() as ctrl_c:
         stream = open_stream(source, problem, min_variance, start.weights.shape[0])
         end = refine(stream, start, most, lambda: ctrl_c.pressed)
-        return settled(stream, end, size)
+        return memory.within(lambda: settled(stream, end, size))
 
 
 def open_stream(
     source: Source, problem: Problem, min_variance: ArrayLike | None, n_clusters: int | None
 ) -> Stream:
     """Look at all points once."""
-    known = survey(source, n_clusters)
+    known = memory.within(lambda: survey(source, n_clusters))
     if min_variance is None:
         return Stream(source, known, problem, known.floor)
     least = 4 * float(jnp.finfo(source.dtype).tiny)
@@ -219,7 +220,8 @@ class State(NamedTuple):
     """Where CEM has come to: the mixture after so many iterations, in shifted coordinates.
 
     The cost and the hash of the labels are those before the last iteration. Quick iterations go
-    first, as in `cem`: with sums about one point for all clusters.
+    first, as in `cem`: with sums about one point for all clusters. It is over once an iteration
+    has gained too little.
     """
 
     n_iter: int
@@ -227,6 +229,7 @@ class State(NamedTuple):
     cost: float
     seen: np.ndarray | None
     quick: bool
+    over: bool
 
 
 def refine(
@@ -247,24 +250,25 @@ def refine(
         stops: tells whether to stop: then the answer is the last mixture, `INTERRUPTED`.
         report: is told of every iteration.
         least_gain: in nats for a unit of weight: an iteration that gains less is the last, and the
-            status `MAX_ITER`.
+            status `MAX_ITER`. 0: costs are rounded, and labels alone tell.
         last: what was reported last, to go on from there.
     """
     shift = jnp.asarray(stream.survey.shift)
     whole = _cast(stream.survey.moments, stream.source.dtype)
     first = shift_means(stream.problem.constrained(start), -shift)
-    state = State(0, first, math.inf, None, True) if last is None else last
+    state = State(0, first, math.inf, None, True, False) if last is None else last
+    enough = least_gain * stream.survey.total
 
     def ended(status: Status) -> End:
         return End(shift_means(state.mixture, shift), status, state.n_iter)
 
-    while state.n_iter < max_iter:
-        step = _one_iteration(stream, state, whole, shift, stops)
+    while state.n_iter < max_iter and not state.over:
+        step = memory.within(partial(_one_iteration, stream, state, whole, shift, stops))
         if step is None:
             return ended(Status.INTERRUPTED)
         same = state.seen is not None and np.array_equal(step.seen, state.seen)
         gain = state.cost - step.cost
-        if state.quick and (same or not step.quick or gain < least_gain * stream.survey.total):
+        if state.quick and (same or not step.quick or gain < enough):
             # From here on to the last bit, as if from scratch.
             state = state._replace(quick=False, seen=None, cost=math.inf)
             continue
@@ -272,11 +276,10 @@ def refine(
             return ended(Status.CONVERGED)
         if not step.finite:
             return ended(Status.NONFINITE)
-        state = State(state.n_iter + 1, step.mixture, step.cost, step.seen, state.quick)
+        over = least_gain > 0 and gain < enough
+        state = State(state.n_iter + 1, step.mixture, step.cost, step.seen, state.quick, over)
         if report is not None:
             report(state)
-        if gain < least_gain * stream.survey.total:
-            return ended(Status.MAX_ITER)
     return ended(Status.MAX_ITER)
 
 

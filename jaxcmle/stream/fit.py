@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import math
 import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxcmle import memory
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import lower_bound
 from jaxcmle.problem.objective import shift_means
@@ -28,6 +30,7 @@ from jaxcmle.solve.checkpoint import (
     PathOption,
     devices_of,
     digest,
+    dtype_text,
     open_checkpoint,
     problem_text,
 )
@@ -205,7 +208,8 @@ class _Search:
                 **_digests(self._source),
                 "key": digest(self._key),
                 "problem": problem_text(self._problem),
-                "dtype": str(np.dtype(self._source.dtype)),
+                "shape": repr((stream.survey.n, self._source.d)),
+                "dtype": dtype_text(self._source.dtype),
                 "devices": devices_of(jnp.zeros(())),
                 "n_clusters": repr(k),
                 "effort": repr(dataclasses.replace(self._effort, seconds=None)),
@@ -239,7 +243,7 @@ class _Search:
             mixture = jax.tree.map(lambda leaf, place=place: leaf[place], mixtures)
             end = refine(stream, mixture, MOST_ITERATIONS, self._stops, report, LEAST_GAIN, last)
             saved.save()
-            solution = settled(stream, end, size, in_order=True)
+            solution = memory.within(partial(settled, stream, end, size, in_order=True))
             good = int(solution.status) not in (Status.INADMISSIBLE, Status.NONFINITE)
             if best is None or good:
                 best = solution
@@ -252,7 +256,7 @@ class _Search:
         """Return the places of the mixtures, the best on all points first."""
         places = list(range(mixtures.weights.shape[0]))
         shifted = shift_means(mixtures, -jnp.asarray(stream.survey.shift))
-        found = pass_over(stream, shifted, shifted.means, self._stops)
+        found = memory.within(lambda: pass_over(stream, shifted, shifted.means, self._stops))
         if found is None:
             return places
         short = np.asarray(found.sums.size).min(axis=1) < SAMPLE_SLACK * size

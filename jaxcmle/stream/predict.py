@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxcmle import numerics
+from jaxcmle import memory, numerics
 from jaxcmle.atomic import atomic_path
 from jaxcmle.problem import inputs
 from jaxcmle.problem.objective import assign
@@ -58,15 +58,22 @@ def predict(
     mixture = model.mixture if isinstance(model, Solution) else model
     if out is not None:
         _check_out(out, x)
-    if is_streamed(x):
-        source = open_source(x)
-        parts = _labels(source, mixture, problem)
-    else:
-        parts = iter([np.asarray(assign(x, mixture, problem=problem))])
+    source = open_source(x) if is_streamed(x) else None
+
+    def parts() -> Iterator[np.ndarray]:
+        if source is None:
+            yield np.asarray(assign(x, mixture, problem=problem))
+        else:
+            yield from _labels(source, mixture, problem)
+
     if out is None:
-        return np.concatenate(list(parts))
-    with atomic_path(out) as temporary, open(temporary, "wb") as file:
-        _write(file, parts)
+        return memory.within(lambda: np.concatenate(list(parts())))
+
+    def write() -> None:
+        with atomic_path(out) as temporary, open(temporary, "wb") as file:
+            _write(file, parts())
+
+    memory.within(write)
     labels: np.ndarray = np.load(out, mmap_mode="r")
     return labels
 

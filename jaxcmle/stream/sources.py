@@ -79,7 +79,7 @@ class Source:
         """
         self._parts, self._lasting = parts, lasting
         self.d, self.n, self.raw, self.weighted = d, n, raw, weighted
-        self.dtype = np.dtype(inputs.float_dtype(raw.newbyteorder("=")))
+        self.dtype = _float_dtype(raw)
         row_bytes = d * self.dtype.itemsize
         self.rows = max(1, CHUNK_BYTES // (row_bytes * ROWS)) * ROWS
         if n is not None:
@@ -277,6 +277,7 @@ def _of_function(function: Callable[[], Iterable[Any]], sample_weight: Any) -> S
     if paired and sample_weight is not None:
         raise ValueError("give weights in the chunks or as sample_weight, not both")
     whole = None if sample_weight is None else _to_weight(sample_weight, None)
+    dtype = _float_dtype(raw)
 
     def parts(rows: int) -> Iterator[_Part]:
         row = 0
@@ -285,6 +286,11 @@ def _of_function(function: Callable[[], Iterable[Any]], sample_weight: Any) -> S
                 raise ValueError(
                     f"every chunk of x must have {d} features, as the first one has, got "
                     f"{x.shape[1]} in the chunk that begins with row {row}"
+                )
+            if x.dtype.kind == "f" and _float_dtype(x.dtype).itemsize > dtype.itemsize:
+                raise TypeError(
+                    f"the first chunk of x holds {raw}, and the one that begins with row {row} "
+                    f"{x.dtype}, which has more digits: all of them must have one dtype"
                 )
             if (own is not None) != paired:
                 raise ValueError(
@@ -324,6 +330,11 @@ def _to_weight(sample_weight: Any, n: int | None) -> np.ndarray | None:
         raise _wrong_length(weight.shape, "n" if n is None else str(n))
     _check_dtype(weight.dtype, "sample_weight")
     return weight
+
+
+def _float_dtype(raw: np.dtype) -> np.dtype:
+    """Return the dtype that arithmetic has, in the order of bytes of this machine."""
+    return np.dtype(inputs.float_dtype(raw.newbyteorder("=")))
 
 
 def _wrong_length(shape: tuple[int, ...], n: str) -> ValueError:
