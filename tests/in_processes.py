@@ -47,8 +47,11 @@ def all_answers(mesh):
         "score": {"cost": float(jc.score(x, stack, mesh=mesh)[0])},
         "lower_bound": {"cost": jc.lower_bound(few, 3, min_size=2, mesh=mesh)},
         "cem": record(jc.cem(x, start, mesh=mesh)),
+        # So few that the search for distinct points looks at all of them.
+        "cem, few": record(jc.cem(few, jc.seed(jax.random.key(2), few, 11), mesh=mesh)),
         "fit, few": record(jc.fit(few, 3, effort=SMALL, mesh=mesh)),
         "fit, many": record(jc.fit(x, 3, effort=SMALL, mesh=mesh)),
+        "fit, known": record(jc.fit(x, 3, effort=SMALL, init=start, mesh=mesh)),
         "fit, proved": record(jc.fit(few, 3, effort=SMALL, certify=True, mesh=mesh)),
         "approximate": record(jc.approximate(few, 2, eta=3.0, certificate=False, mesh=mesh)),
         "all subsets": record(
@@ -102,8 +105,9 @@ def main(number, port, task, folder):
             if number == "1":
                 be_slow()
             found = all_answers(mesh)
-            path = Path(folder, f"checkpoint of {number}")
-            print("refused " + refused(mesh, path, damaged=number == "1"))
+            for victim in "10":
+                path = Path(folder, f"checkpoint {victim} of {number}")
+                print("refused " + refused(mesh, path, damaged=number == victim))
         else:
             path = Path(folder, f"{task.removeprefix('slow ')}.checkpoint")
             found = long_search(mesh, path, slow=task.startswith("slow"))

@@ -356,6 +356,17 @@ def test_progress_reports_and_interruption_keeps_the_best():
     assert float(stopped.cost) >= float(whole.cost) - 1e-3
 
 
+def test_of_several_processes_one_that_is_interrupted_ends(monkeypatch):
+    def stop(report):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        sys.modules["jaxcmle.solve.approximate"], "spans_processes", lambda mesh: True
+    )
+    with pytest.raises(KeyboardInterrupt):
+        jc.approximate(load_iris().x, 3, eta=1.0, certificate=False, progress=stop)
+
+
 @pytest.mark.usefixtures("ctrl_c_works")
 def test_a_signal_interrupts():
     """Ctrl-C some time into an enumeration that takes several seconds."""

@@ -1,6 +1,7 @@
 """Checkpoints: what is killed goes on, ends with the same bits, and harms no other file."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -161,7 +162,7 @@ def test_the_same_call_again_returns_the_answer(kind, tmp_path, monkeypatch, man
         ("jaxcmle.solve.searching", "_search"),
         ("jaxcmle.solve.many", "_solve"),
         ("jaxcmle.solve.approximate", "_enumerate"),
-        ("jaxcmle.solve.claims", "certify"),
+        ("jaxcmle.solve.claims", "certify_while"),
     ):
         monkeypatch.setattr(sys.modules[module], name, nothing)
     again = call(checkpoint=tmp_path / "a")
@@ -406,6 +407,32 @@ def test_files_of_others_are_refused_and_left_alone(kind, tmp_path):
         with pytest.raises(ValueError, match="left as it is: delete it to begin anew"):
             KINDS[kind](checkpoint=path)
         assert path.read_bytes() == content
+
+
+def test_a_full_disk_does_not_cost_the_search(tmp_path, monkeypatch, many_steps):
+    path, call = tmp_path / "a", KINDS["fit"]
+    expected = bits(call())
+    replace, calls = os.replace, []
+
+    def full(*paths):
+        calls.append(paths)
+        if len(calls) in (3, 4):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="a: the checkpoint could not be written .No space"):
+        assert bits(call(checkpoint=path)) == expected
+    # There was room again later on.
+    assert len(calls) > 4
+    assert bits(call(checkpoint=path)) == expected
+    assert os.listdir(tmp_path) == ["a"]
+    calls[:] = [None, None]
+    path.unlink()
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        call(checkpoint=path)
+    assert caught.value.filename == str(path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_places_where_no_file_can_be_are_refused_before_the_work(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The command line, as a person runs it: the real program, on good and on bad files."""
 
+import argparse
 import gzip
 import io
 import json
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 
 import jaxcmle as jc
+from jaxcmle.apps import outputs
 from jaxcmle.apps.datasets import load_iris
+from jaxcmle.apps.exits import ProgramError
 
 PRECISIONS = ("float32",)
 OLD = "what was there before\n"
@@ -664,3 +667,15 @@ def test_a_checkpoint_is_used_again_and_not_for_other_work(run, data, tmp_path):
     assert nowhere.returncode == 4
     assert nowhere.stderr.startswith("jaxcmle: --checkpoint")
     assert "no such folder" in nowhere.stderr
+
+
+def test_only_the_first_process_needs_room_for_outputs(tmp_path, monkeypatch):
+    given = {"data": "-", "labels": str(tmp_path / "nowhere" / "l.csv"), "checkpoint": None}
+    for distributed, first in ((False, False), (True, True), (True, False)):
+        monkeypatch.setattr(outputs, "is_first", lambda first=first: first)
+        options = argparse.Namespace(distributed=distributed, **given)
+        if distributed and not first:
+            outputs.check_outputs(options)
+            continue
+        with pytest.raises(ProgramError, match="no such folder"):
+            outputs.check_outputs(options)

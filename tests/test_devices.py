@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jaxcmle as jc
-from jaxcmle.problem.placement import place, placement_of
+from jaxcmle.problem.placement import on_one_device, place, placement_of
 
 PRECISIONS = ("float32",)
 CHILD = Path(__file__).with_name("on_devices.py")
@@ -66,6 +66,32 @@ def test_cem_runs_under_jit_on_a_mesh():
     start = jc.seed(jax.random.key(0), x, 3)
     inside = jax.jit(lambda x, start: jc.cem(x, start, mesh=mesh))(x, start)
     assert inside.labels.tolist() == jc.cem(x, start, mesh=mesh).labels.tolist()
+
+
+def test_points_of_weight_0_hold_anything_on_a_mesh_too():
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(401, 2)) + 9 * (np.arange(401) % 3)[:, None]).astype(np.float32)
+    weight = np.ones(401)
+    for row, value in ((3, np.nan), (200, np.inf), (399, 1e30)):
+        x[row, 1], weight[row] = value, 0
+    effort = jc.Effort(rounds=3, patience=1, restarts=1, methods=("kmeans++",), sample=200)
+    mesh = jax.make_mesh((1,), ("points",))
+    given = {"effort": effort, "sample_weight": weight}
+    expected = jc.fit(x, 3, **given)
+    found = jc.fit(x, 3, mesh=mesh, **given)
+    present = weight > 0
+    assert (
+        np.asarray(found.labels)[present].tolist() == np.asarray(expected.labels)[present].tolist()
+    )
+    assert found.labels.shape == (401,)
+    start = expected.mixture
+    again = jc.fit(x, 3, mesh=mesh, init=start, **given)
+    np.testing.assert_allclose(again.cost, expected.cost, rtol=1e-6)
+
+
+def test_numbers_of_the_host_keep_their_digits():
+    guarantee = jc.Guarantee(kind="certificate", lower_bound=-123456.7891, gap=0.1, delta=0.1)
+    assert on_one_device(guarantee) == guarantee
 
 
 def test_values_are_checked_on_a_mesh_too():

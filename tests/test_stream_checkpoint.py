@@ -23,6 +23,7 @@ class KilledError(Exception):
 def x(monkeypatch):
     monkeypatch.setattr(sources, "CHUNK_BYTES", 1)
     monkeypatch.setattr(sources, "ROWS", 512)
+    monkeypatch.setattr(sources, "LEAST_ROWS", 512)
     monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
     monkeypatch.setattr(checkpoint_module, "SHARE", 1e9)
     rng = np.random.default_rng(0)

@@ -15,6 +15,7 @@ from support import BETA, NAMES, PROBLEMS, parameters, tolerance
 
 import jaxcmle as jc
 from jaxcmle.solve import progress as progress_module
+from jaxcmle.stream import fit as stream_fit
 from jaxcmle.stream import sources
 from jaxcmle.stream.sampling import draw_samples
 from jaxcmle.stream.sources import open_source
@@ -28,10 +29,15 @@ ONCE = "once is enough"
 EFFORT = jc.Effort(rounds=4, patience=2, restarts=1, population=4, sample=1500)
 
 
+def set_rows(monkeypatch):
+    monkeypatch.setattr(sources, "ROWS", ROWS)
+    monkeypatch.setattr(sources, "LEAST_ROWS", ROWS)
+
+
 @pytest.fixture
 def _short_chunks(monkeypatch):
     monkeypatch.setattr(sources, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(sources, "ROWS", ROWS)
+    set_rows(monkeypatch)
 
 
 def clustered(precision, seed=0, n=N, offset=0.0):
@@ -136,7 +142,7 @@ def test_the_length_of_chunks_does_not_show(offset, precision, monkeypatch):
     x = clustered(precision, seed=3, offset=offset)
     start = start_of(x)
     expected = jc.cem(x, start)
-    monkeypatch.setattr(sources, "ROWS", ROWS)
+    set_rows(monkeypatch)
     for size in (1, 2**22):
         monkeypatch.setattr(sources, "CHUNK_BYTES", size)
         assert_same(jc.cem(ragged(x), start), expected, x, jc.CMLE())
@@ -216,6 +222,31 @@ def test_an_estimate_is_saved(precision, tmp_path):
     np.testing.assert_array_equal(loaded.labels, solution.labels)
 
 
+@pytest.mark.usefixtures("_short_chunks")
+def test_one_cluster_is_certified_only_with_its_best_mixture(precision):
+    x = np.random.default_rng(19).gamma(1.0, size=(N, D)).astype(precision)
+    found = jc.fit(lambda: iter([x]), 1, effort=EFFORT)
+    assert (found.guarantee.kind, float(found.guarantee.gap)) == ("certificate", 0)
+    # The mixture is that of a sample: there is a better one for the same partition.
+    cut = jc.fit(lambda: iter([x]), 1, effort=EFFORT, time_limit=0.0)
+    assert int(cut.status) == jc.Status.INTERRUPTED
+    assert float(cut.cost) >= float(found.cost)
+    assert cut.guarantee.kind == "none"
+    assert "interrupted" in cut.guarantee.reason
+
+
+@pytest.mark.usefixtures("_short_chunks")
+def test_more_clusters_than_the_estimate_has_points(precision, monkeypatch):
+    if precision == np.float64:
+        pytest.skip(ONCE)
+    monkeypatch.setattr(stream_fit, "BOUND_SAMPLE", K - 1)
+    x = clustered(precision, seed=20)
+    found = jc.fit(ragged(x), K, effort=EFFORT)
+    assert int(found.status) in (jc.Status.CONVERGED, jc.Status.MAX_ITER)
+    assert found.guarantee.kind == "none"
+    assert "more clusters" in found.guarantee.reason
+
+
 def test_few_points_are_loaded(precision, tmp_path):
     if precision == np.float64:
         pytest.skip(ONCE)
@@ -248,7 +279,7 @@ def test_samples_do_not_depend_on_chunks(precision, monkeypatch):
     x = clustered(precision, seed=9)
     weight = np.random.default_rng(0).uniform(0, 2, len(x)).astype(precision)
     found = []
-    monkeypatch.setattr(sources, "ROWS", ROWS)
+    set_rows(monkeypatch)
     for size in (1, 2**22):
         monkeypatch.setattr(sources, "CHUNK_BYTES", size)
         source = open_source(ragged(x, weight))
@@ -263,6 +294,41 @@ def test_samples_do_not_depend_on_chunks(precision, monkeypatch):
     mean = found[0].weight @ found[0].x / total
     np.testing.assert_allclose(mean, weight @ x / total, atol=0.5)
     np.testing.assert_allclose(found[0].equal.mean(axis=0), weight @ x / total, atol=2)
+
+
+@pytest.mark.usefixtures("_short_chunks")
+@pytest.mark.parametrize("far", [-99_999, 1e7])
+@pytest.mark.parametrize("place", [0, N // 2, N - 1])
+def test_a_point_far_away_spoils_nothing(far, place, precision):
+    x = clustered(precision, seed=17)
+    x[place] = far
+    weight = np.random.default_rng(1).uniform(0.5, 2, N).astype(precision)
+    source = open_source(ragged(x, weight))
+    known = survey(source, K)
+    wide, own = x.astype(np.float64), weight.astype(np.float64)
+    mean = own @ wide / own.sum()
+    scatter = own @ ((wide - mean) ** 2).sum(axis=1)
+    np.testing.assert_allclose(known.moments.scatter, [scatter], rtol=1e-5)
+    drift = known.moments.mean[0] + known.shift - mean
+    assert np.abs(drift).max() <= 1e-5 * np.sqrt(scatter / own.sum())
+    # Half of the draws are for points as they weigh, the other half for the one far away.
+    drawn = draw_samples(jax.random.key(4), source, known, 2000, 200)
+    assert 600 < len(drawn.x) < 1000
+    assert far in drawn.x
+    assert len(drawn.equal) == 200
+
+
+def test_wide_points_come_in_few_rows(precision):
+    rng = np.random.default_rng(18)
+    for d in (3_000, 200_000):
+        x = np.concatenate([rng.normal(size=(40, d)), 3 + rng.normal(size=(40, d))])
+        source = open_source(lambda x=x: iter([x]))
+        assert source.rows <= 1024
+        assert source.rows * d <= max(sources.CHUNK_BYTES, sources.LEAST_ROWS * d)
+    x = x[:, :3_000].astype(precision)
+    start = jc.seed(jax.random.key(0), x, 2)
+    found, expected = jc.cem(lambda: iter([x]), start), jc.cem(x, start)
+    np.testing.assert_array_equal(found.labels, expected.labels)
 
 
 @pytest.mark.usefixtures("_short_chunks")
@@ -312,7 +378,7 @@ def test_predict_does_not_write_over_the_points(precision, tmp_path):
 
 
 @pytest.mark.usefixtures("_short_chunks")
-@pytest.mark.parametrize("order", ["F", "slice", "swapped", "float64", "int", "half"])
+@pytest.mark.parametrize("order", ["F", "slice", "swapped", "float64", "int", "half", "long"])
 def test_layouts_and_dtypes(order, precision, tmp_path):
     x = clustered(precision, seed=11)
     stored = {
@@ -321,6 +387,7 @@ def test_layouts_and_dtypes(order, precision, tmp_path):
         "float64": lambda x: x.astype(np.float64),
         "int": lambda x: (10 * x).astype(np.int16),
         "half": lambda x: x.astype(np.float16),
+        "long": lambda x: x.astype(np.longdouble),
     }.get(order, lambda x: x)(x)
     given = as_memmap(tmp_path, stored)
     if order == "slice":
@@ -385,7 +452,15 @@ def test_wrong_input(precision, tmp_path):
         calls.append(None)
         return iter([x if len(calls) < 4 else x[:100]])
 
-    fails(ValueError, "points the first time", changes)
+    fails(ValueError, "9000 points the first time and 100 now", changes)
+
+    calls.clear()
+
+    def grows():
+        calls.append(None)
+        return itertools.repeat(x) if len(calls) >= 4 else iter([x])
+
+    fails(ValueError, "9000 points the first time and more now", grows)
 
 
 def test_text_in_parquet(precision, tmp_path):

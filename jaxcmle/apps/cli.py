@@ -90,8 +90,8 @@ def _run(options: argparse.Namespace) -> int:
     except TimeoutError as error:
         problem, code = str(error), Exit.NO_ANSWER
     except OSError as error:
-        # Files have been taken care of.
-        problem, code = f"cannot print: {reason(error)}", Exit.NOT_WRITTEN
+        # Outputs have been taken care of: a checkpoint, or what is printed.
+        problem, code = f"{error.filename or 'cannot print'}: {reason(error)}", Exit.NOT_WRITTEN
     except (ValueError, TypeError) as error:
         # What the library has to say about data and options.
         file = getattr(options, "data", None)

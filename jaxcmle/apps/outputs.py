@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxcmle.apps.exits import Exit, ProgramError, reason
+from jaxcmle.apps.processes import is_first
 from jaxcmle.apps.tables import Table
 from jaxcmle.atomic import atomic_path
 
@@ -26,7 +27,11 @@ SUFFIXES = {
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """Fail before the work, not after it, where an output could not be written."""
+    """Fail before the work, not after it, where an output could not be written.
+
+    Of several processes, the first one writes: others need no place for it.
+    """
+    writes = not getattr(options, "distributed", False) or is_first()
     taken = {} if options.data in ("-", None) else {os.path.realpath(options.data): "the data"}
     for name, suffixes in SUFFIXES.items():
         path = getattr(options, name, None)
@@ -39,6 +44,8 @@ def check_outputs(options: argparse.Namespace) -> None:
         if real in taken:
             raise ProgramError(f"--{name} {path}: is the file of {taken[real]} already")
         taken[real] = f"--{name}"
+        if not writes:
+            continue
         _check_place(name, path)
         if name == "picture" and importlib.util.find_spec("matplotlib") is None:
             raise ProgramError("--picture needs matplotlib: pip install 'jaxcmle[plot]'")

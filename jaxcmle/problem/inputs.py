@@ -168,19 +168,25 @@ def to_n_clusters(n_clusters: Any, n: int) -> int:
     return k
 
 
-def check_enough_points(points: Array, weight: Array | None, n_clusters: int) -> None:
+def check_enough_points(
+    points: Array,
+    weight: Array | None,
+    n_clusters: int,
+    fetch: Callable[[Array], np.ndarray] = np.asarray,
+) -> None:
     """Raise unless there are at least `n_clusters` distinct points of positive weight.
 
-    Looks at ever longer prefixes, so that ordinary data costs next to nothing.
+    Looks at ever longer prefixes, so that ordinary data costs next to nothing. What other processes
+    have takes a `fetch` of its own.
     """
     if _is_traced(points, weight):
         return
     n, length = points.shape[0], 4 * n_clusters
     while True:
         with jax.ensure_compile_time_eval():
-            rows = np.asarray(points[:length])
+            rows = fetch(points[:length])
             if weight is not None:
-                rows = rows[np.asarray(weight[:length]) > 0]
+                rows = rows[fetch(weight[:length]) > 0]
         distinct = len(np.unique(rows, axis=0))
         if distinct >= n_clusters:
             return
@@ -380,9 +386,13 @@ def _with_dtype(array: Any, dtype: Any) -> Any:
 
 
 def float_dtype(dtype: Any) -> Any:
-    """Return the float dtype that data becomes: floats keep theirs, half precision is widened."""
+    """Return the float dtype that data becomes: floats keep theirs, half precision is widened.
+
+    What is wider than the default, as `longdouble`, becomes that.
+    """
     default = jnp.result_type(float)
-    narrower = jnp.issubdtype(dtype, jnp.floating) and dtype != default
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    narrower = is_float and np.dtype(dtype).itemsize < np.dtype(default).itemsize
     return jnp.dtype(jnp.float32) if narrower else default
 
 

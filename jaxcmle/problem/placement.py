@@ -37,6 +37,7 @@ __all__ = [
     "placement_of",
     "replicate",
     "same_in_all",
+    "spans_processes",
     "split_points",
     "split_stack",
     "tells_lost_processes",
@@ -306,41 +307,40 @@ def split_stack(function: Callable[..., Any], mesh: Mesh | None, shared: Any, *s
 
 
 def on_one_device(tree: Any) -> Any:
-    """Return arrays that are whole on every device where other arrays are."""
-    return jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), tree)
+    """Return arrays that are whole on every device where other arrays are; all else as it is."""
+
+    def one(leaf: Any) -> Any:
+        return jnp.asarray(to_host(leaf)) if isinstance(leaf, jax.Array) else leaf
+
+    return jax.tree.map(one, tree)
 
 
 def agreed(value: float, mesh: Mesh | None) -> float:
     """Return the number that the first process has: decisions by the clock must be the same."""
-    if not _spans_processes(mesh):
+    if not spans_processes(mesh):
         return float(value)
     return float(_broadcast(np.float32(value)))
 
 
 def from_first(tree: Any, mesh: Mesh | None) -> Any:
     """Return what the first process has, where a mesh spans several: arrays, and all else."""
-    if not _spans_processes(mesh):
+    if not spans_processes(mesh):
         return tree
     # As bytes: what others have may be of other shapes, or say other words.
-    own = np.frombuffer(pickle.dumps(jax.tree.map(_seen_whole, tree)), np.uint8)
+    own = np.frombuffer(pickle.dumps(on_one_device(tree)), np.uint8)
     length = int(_broadcast(np.int32(len(own))))
     return pickle.loads(_broadcast(np.resize(own, length)).tobytes())
 
 
 def same_in_all(text: str, mesh: Mesh | None) -> bool:
     """Tell whether all processes have the same text, where a mesh spans several."""
-    if not _spans_processes(mesh):
+    if not spans_processes(mesh):
         return True
     from jax.experimental import multihost_utils
 
     own = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=4).digest(), np.uint32)
     found = np.asarray(multihost_utils.process_allgather(own))
     return bool((found == own).all())
-
-
-def _seen_whole(leaf: Any) -> Any:
-    """Return a leaf such that this process has all of it."""
-    return on_one_device(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
 def _broadcast(array: Any) -> np.ndarray:
@@ -352,8 +352,9 @@ def _broadcast(array: Any) -> np.ndarray:
 
 def is_first(mesh: Mesh | None) -> bool:
     """Tell whether this is the process to write files, where a mesh spans several."""
-    return not _spans_processes(mesh) or jax.process_index() == 0
+    return not spans_processes(mesh) or jax.process_index() == 0
 
 
-def _spans_processes(mesh: Mesh | None) -> bool:
+def spans_processes(mesh: Mesh | None) -> bool:
+    """Tell whether several processes work together."""
     return mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1

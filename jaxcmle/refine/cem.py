@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from jaxcmle import memory
 from jaxcmle.problem import inputs
-from jaxcmle.problem.placement import is_placed, place
+from jaxcmle.problem.placement import is_placed, place, to_host
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution
 from jaxcmle.refine.iterations import Limits, best_admissible, cem_stack
 from jaxcmle.refine.sharded import cem_placed
@@ -190,7 +190,7 @@ def _run(
     points, weight = inputs.to_points(x, sample_weight) if placed is None else placed[:2]
     d, dtype = points.shape[1], points.dtype
     starts = inputs.to_mixture(starts, d, dtype, problem, stack=stack)
-    inputs.check_enough_points(points, weight, starts.weights.shape[-1])
+    inputs.check_enough_points(points, weight, starts.weights.shape[-1], to_host)
     if not stack:
         starts = jax.tree.map(lambda leaf: leaf[None], starts)
     if placed is None:

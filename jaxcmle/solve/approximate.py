@@ -25,6 +25,7 @@ from jaxcmle.problem.placement import (
     is_placed,
     on_host,
     place,
+    spans_processes,
     tells_lost_processes,
 )
 from jaxcmle.problem.types import CMLE, Problem, Solution, Status
@@ -329,10 +330,13 @@ def _enumerate(
                 saved.save_if_due(best=last.best, place=(last.done, last.place))
                 stopped = agreed(ctrl_c.pressed or time.monotonic() >= end, setting.mesh)
                 if stopped and last.done < source.total:
-                    raise KeyboardInterrupt
-        finished = True
+                    break
+            else:
+                finished = True
     except KeyboardInterrupt:
-        pass
+        # A second Ctrl-C, which other processes know nothing of: this one cannot go on with them.
+        if spans_processes(setting.mesh):
+            raise
     finally:
         progress.close()
     saved.save()

@@ -14,6 +14,7 @@ import platform
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,7 @@ from jax.sharding import Mesh
 
 from jaxcmle.atomic import atomic_path
 from jaxcmle.problem.archive import described, restored
-from jaxcmle.problem.placement import is_first, same_in_all, to_host
+from jaxcmle.problem.placement import from_first, is_first, same_in_all, to_host
 from jaxcmle.problem.types import Problem, Solution, Status
 
 __all__ = [
@@ -90,25 +91,31 @@ class Checkpoint:
         self._begin(self._path, mesh)
         if not is_first(mesh):
             self._path = None
-            return
-        _remove_leftovers(self._path)
-        if not self._path.exists():
-            # What is wrong with the place shows before the work begins.
-            self._write()
         self._due = time.monotonic() + EVERY
 
     def _begin(self, path: Path, mesh: Mesh | None) -> None:
-        """Read the file if it is there; raise in all processes unless all have read the same."""
+        """Read the file, or write it; raise in all processes unless all have read the same."""
         wrong: Exception | None = None
         try:
             _check_place(path)
             if path.exists():
                 self._entries = self._read(path)
-        except (OSError, ValueError) as error:
+            if is_first(mesh):
+                _remove_leftovers(path)
+                if not path.exists():
+                    # What is wrong with the place shows before the work begins.
+                    self._write()
+        except OSError as error:
+            # Of a file that is open, nobody says the name.
+            wrong = error if error.filename else OSError(error.errno, error.strerror, str(path))
+        except ValueError as error:
             wrong = error
         alike = same_in_all(digest(*jax.tree.leaves(self._entries)) if wrong is None else "", mesh)
+        of_first = from_first("" if wrong is None else str(wrong), mesh)
         if wrong is not None:
             raise wrong
+        if of_first:
+            raise ValueError(f"the first process cannot use the checkpoint: {of_first}")
         if not alike:
             raise ValueError(
                 f"{path} is not the same in all processes: put it where all of them see it"
@@ -149,14 +156,28 @@ class Checkpoint:
     def save_if_due(self, **entries: Any) -> None:
         """Change some entries, and save all of them unless that has just been done."""
         self._entries.update(entries)
-        if self._path is not None and time.monotonic() >= self._due:
-            self._write()
+        if time.monotonic() >= self._due:
+            self._write_if_possible()
 
     def save(self, **entries: Any) -> None:
         """Change some entries, and save all of them now."""
         self._entries.update(entries)
-        if self._path is not None:
+        self._write_if_possible()
+
+    def _write_if_possible(self) -> None:
+        """Write the file, if there is to be one; a full disk must not cost the search."""
+        if self._path is None:
+            return
+        try:
             self._write()
+        except OSError as error:
+            self._due = time.monotonic() + EVERY
+            warnings.warn(
+                f"{self._path}: the checkpoint could not be written ({error.strerror or error}); "
+                "the search goes on, and the file holds what was saved before",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _write(self) -> None:
         assert self._path is not None

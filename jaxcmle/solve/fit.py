@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 from jaxcmle import numerics
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import with_certificate
-from jaxcmle.problem.objective import assign
 from jaxcmle.problem.placement import (
     Placed,
     from_first,
@@ -32,7 +31,7 @@ from jaxcmle.proof.certify import certify as tight_certificate
 from jaxcmle.refine.polish import Limits, variance_limits
 from jaxcmle.solve.checkpoint import PathOption, digest, instance_parts, open_checkpoint
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
-from jaxcmle.solve.padding import for_all_points
+from jaxcmle.solve.padding import assign_all, for_all_points
 from jaxcmle.solve.progress import Progress, ProgressOption
 from jaxcmle.solve.searching import Task, Watch, search_for_best
 from jaxcmle.solve.sizes import default_min_size
@@ -158,7 +157,7 @@ def fit(
         points = everything = placed.x
         weight, present = placed.weight, None
     k = inputs.to_n_clusters(n_clusters, len(points) if placed is None else placed.n)
-    inputs.check_enough_points(points, weight, k)
+    inputs.check_enough_points(points, weight, k, to_host)
     limits = _limits(points, weight, k, min_size, min_variance)
     if placed is None or isinstance(init, Mixture):
         known = _known_labels(init, everything, present, points, k, problem)
@@ -216,7 +215,7 @@ def _for_placed_points(placed: Placed, solution: Solution, problem: Problem) -> 
     """Return the solution with labels for points of weight 0 as well, but none for padding."""
     labels = solution.labels
     if placed.weight is not None:
-        cheapest = assign(placed.x, solution.mixture, problem=problem)
+        cheapest = assign_all(placed.x, solution.mixture, problem)
         labels = jnp.where(placed.weight > 0, labels, cheapest)
     return dataclasses.replace(solution, labels=without_extra(labels, placed.n))
 
@@ -267,7 +266,7 @@ def _known_labels(
         mixture = inputs.to_mixture(init, points.shape[1], points.dtype, problem, stack=False)
         if mixture.weights.shape[0] != k:
             raise ValueError(f"init has {mixture.weights.shape[0]} clusters, and n_clusters is {k}")
-        return assign(points, mixture, problem=problem)
+        return assign_all(points, mixture, problem)
     labels = init.labels if isinstance(init, Solution) else init
     labels = inputs.to_labels(labels, len(everything), k)
     return labels if present is None else labels[present]

@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 from jaxcmle.problem.objective import assign
-from jaxcmle.problem.types import Problem, Solution
+from jaxcmle.problem.types import Mixture, Problem, Solution
 
-__all__ = ["for_all_points", "padded"]
+__all__ = ["assign_all", "for_all_points", "padded"]
 
 # Numbers of points are rounded up to four sizes for each power of two, and to this at least.
 LEAST = 16
@@ -33,6 +33,12 @@ def for_all_points(points: Array, present: Any, solution: Solution, problem: Pro
     labels = np.array(jax.jit(lambda x: assign(x, solution.mixture, problem=problem))(finite))
     labels[present] = np.asarray(solution.labels)
     return dataclasses.replace(solution, labels=jnp.asarray(labels))
+
+
+@jax.jit
+def assign_all(points: Array, mixture: Mixture, problem: Problem) -> Array:
+    """Return the labels of points that may be padding, which holds anything: unchecked."""
+    return assign(jnp.where(jnp.isfinite(points), points, 0), mixture, problem=problem)
 
 
 def padded(points: Array, weight: Array | None) -> tuple[Array, Array]:

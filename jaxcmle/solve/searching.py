@@ -16,7 +16,7 @@ from jaxcmle import memory, numerics
 from jaxcmle.candidates.seeding import sample_points
 from jaxcmle.numerics import Points
 from jaxcmle.problem import inputs
-from jaxcmle.problem.objective import assign, shift_means
+from jaxcmle.problem.objective import shift_means
 from jaxcmle.problem.placement import agreed, everywhere, on_one_device, to_host
 from jaxcmle.problem.score import score
 from jaxcmle.problem.types import Mixture, Problem, Solution, Status
@@ -26,7 +26,7 @@ from jaxcmle.refine.workspace import Partitions, Workspace, fitted
 from jaxcmle.solve.checkpoint import Checkpoint
 from jaxcmle.solve.effort import Effort
 from jaxcmle.solve.evolution import advance, begin, ended, pace_of
-from jaxcmle.solve.padding import padded
+from jaxcmle.solve.padding import assign_all, padded
 from jaxcmle.solve.population import make_starts, numbered, outcome, workspace
 from jaxcmle.solve.progress import CtrlC, Progress
 
@@ -255,7 +255,7 @@ def _on_sample(
         chunks = chunks + 1 if more else MOST_ITERATIONS // CHUNK
         watch.checkpoint.save_if_due(refined=(chunks, mixture))
     watch.checkpoint.save()
-    labels = assign(points, mixture if mesh is None else everywhere(mixture, mesh), problem=problem)
+    labels = assign_all(points, mixture if mesh is None else everywhere(mixture, mesh), problem)
     ends = [labels] if known is None else [labels, known]
     passes = 0 if watch.stops() else LAST_PASSES
     options = {**task.options, "max_passes": passes}

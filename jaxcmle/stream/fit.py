@@ -269,18 +269,20 @@ class _Search:
     ) -> Guarantee:
         """Return an estimate of the lower bound, or why there is none."""
         k, total, cost = len(solution.mixture.weights), stream.survey.total, float(solution.cost)
-        if k == 1:
-            # There is only one partition.
+        status, reason = int(solution.status), ""
+        if status == Status.INTERRUPTED:
+            reason = "the search was interrupted"
+        elif status in (Status.INADMISSIBLE, Status.NONFINITE):
+            reason = "a cluster is under the minimum size"
+        elif k == 1:
+            # There is only one partition, and this is its best mixture.
             return Guarantee(
                 kind="certificate", lower_bound=cost, gap=0.0, min_size=size, method="pairs"
             )
-        reason = ""
-        if size <= 0:
+        elif size <= 0:
             reason = "there is no lower bound without a minimum size; set min_size to 1 or more"
-        elif int(solution.status) == Status.INTERRUPTED:
-            reason = "the search was interrupted"
-        elif int(solution.status) in (Status.INADMISSIBLE, Status.NONFINITE):
-            reason = "a cluster is under the minimum size"
+        elif k > len(sample):
+            reason = f"the estimate is from {len(sample)} points, and there are more clusters"
         if reason:
             return Guarantee(reason=reason, min_size=size)
         share = len(sample) / total

@@ -24,8 +24,9 @@ __all__ = ["Chunk", "Source", "open_source"]
 # times as large. More would gain nothing, and above 32 MiB of scratch space the C library asks the
 # system for it anew every time.
 CHUNK_BYTES = 2**22
-# Rows of a chunk are a multiple of this.
+# Rows of a chunk are a multiple of this, or of the least where points are so wide that fewer fit.
 ROWS = 4096
+LEAST_ROWS = 64
 ALIGNMENT = 64
 # Chunks that are in use at once: one being filled, one at work, two waiting, one being looked at.
 BUFFERS = 5
@@ -80,10 +81,11 @@ class Source:
         self._parts, self._lasting = parts, lasting
         self.d, self.n, self.raw, self.weighted = d, n, raw, weighted
         self.dtype = _float_dtype(raw)
-        row_bytes = d * self.dtype.itemsize
-        self.rows = max(1, CHUNK_BYTES // (row_bytes * ROWS)) * ROWS
+        fit = CHUNK_BYTES // (d * self.dtype.itemsize)
+        step = ROWS if fit >= ROWS else min(LEAST_ROWS, ROWS)
+        self.rows = max(fit // step, 1) * step
         if n is not None:
-            self.rows = min(self.rows, -(-n // ROWS) * ROWS)
+            self.rows = min(self.rows, -(-n // step) * step)
 
     def chunks(self, shift: np.ndarray | None = None) -> Iterator[Chunk]:
         """Yield all chunks in order.
@@ -111,15 +113,18 @@ class Source:
                 weight[here] = True if weights is None else weights[there]
                 filled, taken = filled + step, taken + step
                 if filled == self.rows:
+                    self._check_count(first + filled, at_end=False)
                     yield Chunk(first, filled, x, weight)
                     first, filled = first + filled, 0
                     # Not the same: the device may still be at work on that.
                     x, weight = next(buffers)
+        n = first + filled
+        self._check_count(n)
         if filled:
             x[filled:] = 0
             weight[filled:] = 0
             yield Chunk(first, filled, x, weight)
-        self._counted(first + filled)
+        self.n = n
 
     def load(self) -> _Part:
         """Return all points at once, and their weights; for few of them."""
@@ -142,15 +147,16 @@ class Source:
                 # Exact where it is not 0: see `numerics.prepare`.
                 np.subtract(out, move, out=out)
 
-    def _counted(self, n: int) -> None:
+    def _check_count(self, n: int, *, at_end: bool = True) -> None:
+        """Raise where so many points, all of them or the first, are not those of earlier times."""
         if n == 0 and self.n is None:
             raise ValueError("x has no points: the function returned no chunk with rows in it")
-        if self.n is not None and n != self.n:
+        if self.n is not None and (n != self.n if at_end else n > self.n):
+            now = f"{n} now" if at_end else f"more now, {n} or beyond"
             raise ValueError(
-                f"x gave {self.n} points the first time and {n} now: the function must return a "
+                f"x gave {self.n} points the first time and {now}: the function must return a "
                 "fresh iterator over the same points each time it is called"
             )
-        self.n = n
 
 
 def open_source(x: Any, sample_weight: Any = None) -> Source:

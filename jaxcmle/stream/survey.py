@@ -84,6 +84,7 @@ class _Part(NamedTuple):
     finite_weight: Array
     whole_weights: Array
     size: Array
+    near: Array
     drift: Array
     square: Array
 
@@ -94,7 +95,11 @@ def _look(x: Array, weight: Array, about: Array) -> _Part:
     present = amount > 0
     bad = ~jnp.isfinite(x).all(axis=1) & present
     inside = present[:, None]
-    difference = jnp.where(inside, x - about, 0)
+    size = numerics.blocked_sum(amount)
+    # Sums about a point of its own, near the mean of the chunk: `about` may be far from all others.
+    move = numerics.blocked_sum(amount[:, None] * jnp.where(inside, x - about, 0))
+    near = about + move / jnp.where(size > 0, size, 1)
+    difference = jnp.where(inside, x - near, 0)
     return _Part(
         bad=bad.sum(),
         row=jnp.argmax(bad),
@@ -104,7 +109,8 @@ def _look(x: Array, weight: Array, about: Array) -> _Part:
         heaviest=amount.max(),
         finite_weight=jnp.isfinite(amount).all(),
         whole_weights=(amount == jnp.round(amount)).all(),
-        size=numerics.blocked_sum(amount),
+        size=size,
+        near=near,
         drift=numerics.blocked_sum(amount[:, None] * difference),
         square=numerics.blocked_sum(amount * numerics.row_sum(difference * difference)),
     )
@@ -122,7 +128,7 @@ def survey(source: Source, n_clusters: int | None) -> Survey:
     distinct = np.empty((0, d), dtype)
     n, bad, row, heaviest, whole_weights = 0, 0, -1, 0.0, True
     low, high = np.full(d, np.inf, dtype), np.full(d, -np.inf, dtype)
-    sizes, drifts, squares = Total(), Total(), Total()
+    merged = _Merged()
 
     for chunk, part in over_chunks(source, None, partial(_look, about=about)):
         n += chunk.length
@@ -142,9 +148,7 @@ def survey(source: Source, n_clusters: int | None) -> Survey:
         heaviest = max(heaviest, float(part.heaviest))
         whole_weights &= bool(part.whole_weights)
         low, high = np.minimum(low, part.low), np.maximum(high, part.high)
-        sizes.add(part.size)
-        drifts.add(part.drift)
-        squares.add(part.square)
+        merged.add(part)
         if n_clusters is not None and len(distinct) < n_clusters:
             distinct = _more_distinct(distinct, chunk, n_clusters)
     if heaviest == 0:
@@ -165,12 +169,43 @@ def survey(source: Source, n_clusters: int | None) -> Survey:
             f"{n_clusters} clusters asked for; lower n_clusters"
         )
     shift = numerics.exact_shift(jnp.asarray(low), jnp.asarray(high))
-    size, move = float(sizes.value), drifts.value / sizes.value
-    mean = np.asarray(about, np.float64) - np.asarray(shift, np.float64) + move
-    scatter = max(float(squares.value) - size * float(move @ move), 0.0)
-    moments = Moments(np.array([size]), mean[None], np.array([scatter]))  # type: ignore[arg-type]
+    moments = merged.moments(np.asarray(shift, np.float64))
+    size = float(moments.size[0])
     floor = float(rounding_variance(jnp.asarray(spread)))
     return Survey(n, size, whole_weights, low, high, np.asarray(shift), moments, floor)
+
+
+class _Merged:
+    """The weight, the mean and the scatter of all chunks so far, in float64.
+
+    Never a difference of large sums, so that one point far from the others takes nothing away.
+    """
+
+    def __init__(self) -> None:
+        self._size, self._scatter = Total(), Total()
+        self._mean: np.ndarray = np.zeros(())
+
+    def add(self, part: _Part) -> None:
+        """Add a chunk; what is not finite makes all of it so, as any sum."""
+        size, before = float(part.size), float(self._size.value)
+        if size == 0:
+            return
+        # For the caller to see.
+        with np.errstate(over="ignore", invalid="ignore"):
+            move = np.asarray(part.drift, np.float64) / size
+            mean = np.asarray(part.near, np.float64) + move
+            away = mean - self._mean if before else np.zeros_like(mean)
+            share = size / (before + size)
+            self._scatter.add(max(float(part.square) - size * float(move @ move), 0.0))
+            self._scatter.add(before * share * float(away @ away))
+            self._mean = self._mean + share * away if before else mean
+        self._size.add(size)
+
+    def moments(self, shift: np.ndarray) -> Moments:
+        """Return them as one cluster, less the shift."""
+        size, scatter = np.array([self._size.value]), np.array([self._scatter.value])
+        mean = (self._mean - shift)[None]
+        return Moments(size, mean, scatter)  # type: ignore[arg-type]
 
 
 def _first_point(source: Source) -> np.ndarray:
