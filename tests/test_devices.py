@@ -76,17 +76,14 @@ def test_points_of_weight_0_hold_anything_on_a_mesh_too():
         x[row, 1], weight[row] = value, 0
     effort = jc.Effort(rounds=3, patience=1, restarts=1, methods=("kmeans++",), sample=200)
     mesh = jax.make_mesh((1,), ("points",))
-    given = {"effort": effort, "sample_weight": weight}
-    expected = jc.fit(x, 3, **given)
-    found = jc.fit(x, 3, mesh=mesh, **given)
-    present = weight > 0
-    assert (
-        np.asarray(found.labels)[present].tolist() == np.asarray(expected.labels)[present].tolist()
-    )
-    assert found.labels.shape == (401,)
-    start = expected.mixture
-    again = jc.fit(x, 3, mesh=mesh, init=start, **given)
-    np.testing.assert_allclose(again.cost, expected.cost, rtol=1e-6)
+    given = {"effort": effort, "sample_weight": weight, "mesh": mesh}
+    found = jc.fit(x, 3, **given)
+    # Clusters are numbered by their first points.
+    labels = np.asarray(found.labels)
+    assert labels.shape == (401,)
+    assert (labels == np.arange(401) % 3)[weight > 0].all()
+    again = jc.fit(x, 3, init=found.mixture, **given)
+    np.testing.assert_allclose(again.cost, found.cost, rtol=1e-6)
 
 
 def test_numbers_of_the_host_keep_their_digits():
