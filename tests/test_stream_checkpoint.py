@@ -76,6 +76,29 @@ def test_a_streamed_search_goes_on_wherever_it_was_killed(
     assert bits(again) == bits(undisturbed)
 
 
+def test_a_search_among_mixtures_of_cem_goes_on_too(x, tmp_path, monkeypatch):
+    """Where the minimum size binds, what CEM alone comes to on the sample is refined, too."""
+    monkeypatch.setattr(fit, "RESTARTS", 2)
+    monkeypatch.setattr(fit, "_is_good", lambda solution: False)
+    options = {"effort": EFFORT, "min_size": 2}
+    path, undisturbed = tmp_path / "work", jc.fit(lambda: iter([x]), 4, **options)
+    saves, written = [], Checkpoint._write
+
+    def killed(self):
+        saves.append(sorted(self._entries))
+        written(self)
+        if any(name.startswith("refined") and name.endswith("of CEM") for name in saves[-1]):
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "_write", killed)
+        with pytest.raises(KilledError):
+            jc.fit(lambda: iter([x]), 4, **options, checkpoint=path)
+    assert "order of CEM" in saves[-1]
+    resumed = jc.fit(lambda: iter([x]), 4, **options, checkpoint=path)
+    assert bits(resumed) == bits(undisturbed)
+
+
 def test_a_checkpoint_of_other_points_is_refused(x, tmp_path):
     path = tmp_path / "work"
     jc.fit(lambda: iter([x]), 4, effort=EFFORT, checkpoint=path, time_limit=0)

@@ -17,6 +17,7 @@ import jaxcmle as jc
 from jaxcmle.solve import progress as progress_module
 from jaxcmle.stream import fit as stream_fit
 from jaxcmle.stream import sources
+from jaxcmle.stream.cem import open_stream, refine
 from jaxcmle.stream.sampling import draw_samples
 from jaxcmle.stream.sources import open_source
 from jaxcmle.stream.survey import survey
@@ -45,6 +46,12 @@ def clustered(precision, seed=0, n=N, offset=0.0):
     centres = rng.normal(size=(K, D)) * 6
     x = centres[rng.integers(0, K, n)] + rng.normal(size=(n, D)) + offset
     return x.astype(precision)
+
+
+def overlapping(seed):
+    """Return points in six clusters that are hard to tell apart."""
+    rng = np.random.default_rng(seed)
+    return (1.3 * rng.normal(size=(N, 3)) + 2 * rng.integers(0, 6, N)[:, None]).astype(np.float32)
 
 
 def start_of(x):
@@ -233,6 +240,39 @@ def test_one_cluster_is_certified_only_with_its_best_mixture(precision):
     assert float(cut.cost) >= float(found.cost)
     assert cut.guarantee.kind == "none"
     assert "interrupted" in cut.guarantee.reason
+
+
+@pytest.mark.usefixtures("_short_chunks")
+def test_a_minimum_size_that_binds_is_kept(precision):
+    if precision == np.float64:
+        pytest.skip(ONCE)
+    for seed in range(2):
+        # What CEM comes to from the best of the sample has clusters that are too small.
+        x = overlapping(seed)
+        found = jc.fit(ragged(x), 6, effort=EFFORT, min_size=300)
+        assert int(found.status) in (jc.Status.CONVERGED, jc.Status.MAX_ITER)
+        assert np.bincount(found.labels).min() >= 300
+        assert found.guarantee.kind == "estimate"
+        whole = jc.fit(x, 6, effort=EFFORT, min_size=300)
+        assert float(found.cost) <= 1.002 * float(whole.cost)
+
+
+@pytest.mark.usefixtures("_short_chunks")
+def test_the_last_mixture_with_large_clusters_is_kept(precision):
+    start = jc.seed(jax.random.key(8), overlapping(0), 6, method="random")
+    start = jax.tree.map(lambda leaf: leaf.astype(precision), start)
+    x = overlapping(0).astype(precision)
+    stream = open_stream(open_source(ragged(x)), jc.CMLE(), None, 6)
+    ends = [refine(stream, start, most, lambda: False, min_size=30) for most in range(12)]
+    sizes = [np.bincount(jc.assign(x, end.mixture), minlength=6).min() for end in ends]
+    # A cluster shrinks from iteration to iteration.
+    assert sizes[0] >= 30 > sizes[-1]
+    expected = None
+    for end, size in zip(ends, sizes, strict=True):
+        kept = None if end.admissible is None else end.admissible.means.tolist()
+        assert kept == expected
+        if size >= 30:
+            expected = end.mixture.means.tolist()
 
 
 @pytest.mark.usefixtures("_short_chunks")
@@ -453,6 +493,8 @@ def test_wrong_input(precision, tmp_path):
         return iter([x if len(calls) < 4 else x[:100]])
 
     fails(ValueError, "9000 points the first time and 100 now", changes)
+    with pytest.raises(TypeError, match="n_clusters must be a Python int"):
+        jc.fit(lambda: iter([x]), 2.5)
 
     calls.clear()
 

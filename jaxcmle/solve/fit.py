@@ -81,7 +81,8 @@ def fit(
         sample_weight: `[n]`, default ones.
         effort: `"quick"`, `"default"`, `"thorough"`, or an `Effort` with numbers of your own.
         init: something known to begin with: a `Solution`, a `Mixture`, or labels `[n]`. The answer
-            is not worse, unless it has clusters that are too small.
+            is not worse, unless it has clusters that are too small. Of a solution, points that are
+            read in chunks take the mixture alone.
         min_size: the least weight of a cluster. Default: a tenth of the average, `n / (10 k)`, but
             2 points at least, if there are so many; without a minimum, pairs of points that happen
             to be close make clusters of their own.
@@ -107,7 +108,8 @@ def fit(
 
     Returns:
         A `Solution`. `CONVERGED`: no move of a single point is left that improves it. `MAX_ITER`:
-        on very many points, some may be. `INTERRUPTED`: Ctrl-C or the time limit came first, and
+        on very many points, some may be; of points read in chunks, also where going on would
+        make a cluster too small. `INTERRUPTED`: Ctrl-C or the time limit came first, and
         it is the best so far. `INADMISSIBLE`: no solution with clusters of `min_size` was found.
         `n_iter` counts rounds. Clusters are numbered in the order of their first points.
         `guarantee` is a certificate over partitions with clusters of

@@ -30,7 +30,15 @@ from jaxcmle.solve.padding import assign_all, padded
 from jaxcmle.solve.population import make_starts, numbered, outcome, workspace
 from jaxcmle.solve.progress import CtrlC, Progress
 
-__all__ = ["SAMPLE_SLACK", "FoundMixtures", "Task", "Watch", "search_for_best", "search_mixtures"]
+__all__ = [
+    "SAMPLE_SLACK",
+    "FoundMixtures",
+    "Task",
+    "Watch",
+    "rank_of",
+    "search_for_best",
+    "search_mixtures",
+]
 
 # After a search on a sample: iterations of CEM on all points in one go, all in all, and batches of
 # moves at the end.
@@ -156,7 +164,7 @@ def _on_all_points(
         # Ranks within the search are rounded: what was given is looked at once more, exactly.
         labels = _lengthened(known, space)
         given = outcome(space, labels, problem, int(done.status), done.rounds, 0)
-        solution = min(solution, given, key=_order)
+        solution = min(solution, given, key=rank_of)
     if task.mesh is not None:
         # From all devices to where other arrays are.
         solution = on_one_device(solution)
@@ -259,7 +267,7 @@ def _on_sample(
     ends = [labels] if known is None else [labels, known]
     passes = 0 if watch.stops() else LAST_PASSES
     options = {**task.options, "max_passes": passes}
-    solution = min((polish(points, each, k, **options) for each in ends), key=_order)
+    solution = min((polish(points, each, k, **options) for each in ends), key=rank_of)
     solution = numbered(solution, weight)
     status = Status(int(solution.status))
     if status != Status.INADMISSIBLE and (watch.stops() or search.status == Status.INTERRUPTED):
@@ -278,7 +286,7 @@ def _lengthened(labels: Array, space: Workspace) -> Array:
     return longer if space.mesh is None else everywhere(longer, space.mesh)
 
 
-def _order(solution: Solution) -> tuple[bool, float]:
+def rank_of(solution: Solution) -> tuple[bool, float]:
     """Return what solutions are compared by."""
     cost = float(solution.cost)
     bad = int(solution.status) in (Status.INADMISSIBLE, Status.NONFINITE)

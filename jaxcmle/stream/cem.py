@@ -76,11 +76,15 @@ class Pass(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where CEM has come to; the mixture is in the units of the user."""
+    """Where CEM has come to, in the units of the user.
+
+    And the last mixture on the way whose clusters were all large enough, if there was one.
+    """
 
     mixture: Mixture
     status: Status
     n_iter: int
+    admissible: Mixture | None = None
 
 
 def cem_streamed(
@@ -221,7 +225,7 @@ class State(NamedTuple):
 
     The cost and the hash of the labels are those before the last iteration. Quick iterations go
     first, as in `cem`: with sums about one point for all clusters. It is over once an iteration
-    has gained too little.
+    has gained too little. The last mixture whose clusters were all large enough is kept.
     """
 
     n_iter: int
@@ -230,6 +234,7 @@ class State(NamedTuple):
     seen: np.ndarray | None
     quick: bool
     over: bool
+    admissible: Mixture | None = None
 
 
 def refine(
@@ -240,6 +245,7 @@ def refine(
     report: Callable[[State], Any] | None = None,
     least_gain: float = 0.0,
     last: State | None = None,
+    min_size: float = 0.0,
 ) -> End:
     """Run CEM until no label changes.
 
@@ -252,15 +258,19 @@ def refine(
         least_gain: in nats for a unit of weight: an iteration that gains less is the last, and the
             status `MAX_ITER`. 0: costs are rounded, and labels alone tell.
         last: what was reported last, to go on from there.
+        min_size: the weight that makes a cluster large enough.
     """
     shift = jnp.asarray(stream.survey.shift)
     whole = _cast(stream.survey.moments, stream.source.dtype)
     first = shift_means(stream.problem.constrained(start), -shift)
     state = State(0, first, math.inf, None, True, False) if last is None else last
     enough = least_gain * stream.survey.total
+    least = _short_by_rounding(min_size, stream.source.dtype)
 
     def ended(status: Status) -> End:
-        return End(shift_means(state.mixture, shift), status, state.n_iter)
+        kept = state.admissible
+        kept = None if kept is None else shift_means(kept, shift)
+        return End(shift_means(state.mixture, shift), status, state.n_iter, kept)
 
     while state.n_iter < max_iter and not state.over:
         step = memory.within(partial(_one_iteration, stream, state, whole, shift, stops))
@@ -276,20 +286,31 @@ def refine(
             return ended(Status.CONVERGED)
         if not step.finite:
             return ended(Status.NONFINITE)
-        over = least_gain > 0 and gain < enough
-        state = State(state.n_iter + 1, step.mixture, step.cost, step.seen, state.quick, over)
+        state = State(
+            n_iter=state.n_iter + 1,
+            mixture=step.mixture,
+            cost=step.cost,
+            seen=step.seen,
+            quick=state.quick,
+            over=least_gain > 0 and gain < enough,
+            admissible=state.mixture if step.smallest >= least else state.admissible,
+        )
         if report is not None:
             report(state)
     return ended(Status.MAX_ITER)
 
 
 class _Step(NamedTuple):
-    """The next mixture, what the last one cost, what labels it gave, and if that was quick."""
+    """The next mixture, and if it is finite; what the last one cost, what labels it gave.
+
+    And what its smallest cluster weighs, and if all that was quick.
+    """
 
     mixture: Mixture
     finite: bool
     cost: float
     seen: np.ndarray
+    smallest: float
     quick: bool
 
 
@@ -322,7 +343,8 @@ def _one_iteration(
         finite = bool(new.finite)
     cost = float(_costs(found.sums, where, coefficients)[0])
     quick = state.quick and bool(precise)
-    return _Step(new.mixture, bool(finite), cost, found.seen, quick)
+    smallest = float(np.asarray(found.sums.size).min())
+    return _Step(new.mixture, bool(finite), cost, found.seen, smallest, quick)
 
 
 @partial(jax.jit, static_argnames="quick")
@@ -392,8 +414,7 @@ def settled(stream: Stream, end: End, min_size: float, *, in_order: bool = False
         costs.add(part)
         firsts = np.minimum(firsts, np.where(size > 0, chunk.first + first.astype(np.int64), n))
     status, sizes, cost = end.status, weights.value, float(costs.value)
-    # Sums of fractional weights round: a size that is short by rounding alone is enough.
-    if sizes.min() < min_size * (1 - 16 * float(jnp.finfo(dtype).eps)):
+    if sizes.min() < _short_by_rounding(min_size, dtype):
         status = Status.INADMISSIBLE
     if not math.isfinite(cost):
         status = Status.NONFINITE
@@ -414,6 +435,11 @@ def settled(stream: Stream, end: End, min_size: float, *, in_order: bool = False
         here = slice(first, first + RENUMBERED)
         labels[here] = number[labels[here]]
     return dataclasses.replace(solution, mixture=ordered)
+
+
+def _short_by_rounding(min_size: float, dtype: Any) -> float:
+    """Return the least sum of weights that is enough: sums of fractional weights round."""
+    return min_size * (1 - 16 * float(jnp.finfo(dtype).eps))
 
 
 @jax.jit

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import hashlib
 import math
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -20,10 +21,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxcmle import memory
+from jaxcmle.candidates.seeding import SeedMethod, seed
 from jaxcmle.problem import inputs
 from jaxcmle.problem.bounds import lower_bound
 from jaxcmle.problem.objective import shift_means
 from jaxcmle.problem.types import CMLE, Guarantee, Mixture, Problem, Solution, Status
+from jaxcmle.refine.cem import cem_all
+from jaxcmle.refine.iterations import best_admissible
 from jaxcmle.refine.polish import Limits
 from jaxcmle.solve.checkpoint import (
     Checkpoint,
@@ -37,10 +41,19 @@ from jaxcmle.solve.checkpoint import (
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
 from jaxcmle.solve.fit import fit
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
-from jaxcmle.solve.searching import SAMPLE_SLACK, search_mixtures
+from jaxcmle.solve.searching import SAMPLE_SLACK, rank_of, search_mixtures
 from jaxcmle.solve.sizes import default_min_size
-from jaxcmle.stream.cem import State, Stream, costs_of, open_stream, pass_over, refine, settled
-from jaxcmle.stream.sampling import draw_samples
+from jaxcmle.stream.cem import (
+    End,
+    State,
+    Stream,
+    costs_of,
+    open_stream,
+    pass_over,
+    refine,
+    settled,
+)
+from jaxcmle.stream.sampling import Samples, draw_samples
 from jaxcmle.stream.sources import Source, open_source
 
 __all__ = ["fit_streamed"]
@@ -50,6 +63,9 @@ COMPARED = 4
 # Iterations of CEM on all points at most, and the nats per point below which one is the last.
 MOST_ITERATIONS = 200
 LEAST_GAIN = 1e-6
+# Starts of CEM alone, of each kind, where all of those end with clusters that are too small.
+RESTARTS = 16
+RESTART_METHODS: tuple[SeedMethod, ...] = ("kmeans++", "random")
 # Points of the sample that the estimate of the lower bound comes from.
 BOUND_SAMPLE = 2048
 
@@ -155,8 +171,7 @@ class _Search:
         """Return the best solution that is found."""
         source, problem = self._source, self._problem
         known = None if init is None else _known(init, source, n_clusters, problem)
-        if source.n is not None:
-            inputs.to_n_clusters(n_clusters, source.n)
+        inputs.to_n_clusters(n_clusters, sys.maxsize if source.n is None else source.n)
         stream = open_stream(source, problem, min_variance, n_clusters)
         survey = stream.survey
         k = inputs.to_n_clusters(n_clusters, survey.n)
@@ -190,6 +205,12 @@ class _Search:
                 lambda one, more: jnp.concatenate([one[None], more]), known, mixtures
             )
         solution = self._refined(stream, mixtures, size, found.rounds, saved)
+        if not _is_good(solution) and not self._stops():
+            # Where the minimum binds, what is best on the sample need not be what CEM stays at.
+            others = self._restarts(drawn, k, size, floor, jax.random.fold_in(search_key, 1))
+            if others is not None:
+                other = self._refined(stream, others, size, found.rounds, saved, " of CEM")
+                solution = other if _is_good(other) else solution
         status = Status(int(solution.status))
         if found.interrupted and status in (Status.CONVERGED, Status.MAX_ITER):
             solution = dataclasses.replace(solution, status=jnp.int32(Status.INTERRUPTED))
@@ -222,32 +243,72 @@ class _Search:
     def _stops(self) -> bool:
         return self._ctrl_c.pressed or time.monotonic() >= self._end
 
+    def _restarts(
+        self, drawn: Samples, k: int, size: float, floor: float | None, key: Array
+    ) -> Mixture | None:
+        """Return what CEM alone comes to on the sample, where all clusters are large enough."""
+        stacks = [
+            jax.vmap(partial(_start, drawn=drawn, k=k, method=method))(
+                jax.random.split(jax.random.fold_in(key, i), RESTARTS)
+            )
+            for i, method in enumerate(RESTART_METHODS)
+        ]
+        ends = cem_all(
+            drawn.x,
+            jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *stacks),
+            problem=self._problem,
+            sample_weight=drawn.weight,
+            min_size=size,
+            min_variance=floor,
+        )
+        costs = np.asarray(best_admissible(ends)[1])
+        places = np.argsort(costs)[: min(COMPARED, int(np.isfinite(costs).sum()))]
+        if not len(places):
+            return None
+        return jax.tree.map(lambda leaf: leaf[places], ends.mixture)
+
     def _refined(
-        self, stream: Stream, mixtures: Mixture, size: float, rounds: int, saved: Checkpoint
+        self,
+        stream: Stream,
+        mixtures: Mixture,
+        size: float,
+        rounds: int,
+        saved: Checkpoint,
+        kind: str = "",
     ) -> Solution:
-        """Return the best of the mixtures after CEM; another where that ends inadmissible."""
-        order = saved.get("order")
+        """Return what CEM makes of the best of the mixtures.
+
+        Where its clusters become too small, the last mixture before that, or what becomes of the
+        next one, whichever is better.
+        """
+        order = saved.get(f"order{kind}")
         if order is None:
             order = self._order(stream, mixtures, size)
             if not self._stops():
-                saved.save(order=order)
+                saved.save(**{f"order{kind}": order})
         best: Solution | None = None
         for place in order:
 
-            def report(state: State, name: str = f"refined {place}") -> None:
+            def report(state: State, name: str = f"refined {place}{kind}") -> None:
                 self._progress.update(rounds, self._effort.rounds, state.cost)
                 saved.save_if_due(**{name: tuple(state)})
 
-            last = saved.get(f"refined {place}")
+            last = saved.get(f"refined {place}{kind}")
             last = None if last is None else State(*last)
             mixture = jax.tree.map(lambda leaf, place=place: leaf[place], mixtures)
-            end = refine(stream, mixture, MOST_ITERATIONS, self._stops, report, LEAST_GAIN, last)
+            end = refine(
+                stream, mixture, MOST_ITERATIONS, self._stops, report, LEAST_GAIN, last, size
+            )
             saved.save()
             solution = memory.within(partial(settled, stream, end, size, in_order=True))
-            good = int(solution.status) not in (Status.INADMISSIBLE, Status.NONFINITE)
-            if best is None or good:
-                best = solution
-            if good or self._stops():
+            stays = _is_good(solution)
+            if not stays and end.admissible is not None:
+                cut = end.status == Status.INTERRUPTED
+                status = Status.INTERRUPTED if cut else Status.MAX_ITER
+                end = End(end.admissible, status, end.n_iter)
+                solution = memory.within(partial(settled, stream, end, size, in_order=True))
+            best = solution if best is None else min(best, solution, key=rank_of)
+            if stays or self._stops():
                 break
         assert best is not None
         return best
@@ -259,7 +320,9 @@ class _Search:
         found = memory.within(lambda: pass_over(stream, shifted, shifted.means, self._stops))
         if found is None:
             return places
-        short = np.asarray(found.sums.size).min(axis=1) < SAMPLE_SLACK * size
+        smallest = np.asarray(found.sums.size).min(axis=1)
+        # Clusters that are too small come after those that are not, far too small ones last.
+        short = (smallest < size).astype(int) + (smallest < SAMPLE_SLACK * size)
         costs = costs_of(found, shifted, stream.problem)
         costs = np.where(np.isfinite(costs), costs, np.inf)
         return sorted(places, key=lambda place: (short[place], costs[place]))
@@ -274,6 +337,7 @@ class _Search:
             reason = "the search was interrupted"
         elif status in (Status.INADMISSIBLE, Status.NONFINITE):
             reason = "a cluster is under the minimum size"
+            reason += ", and the search was interrupted" if self._stops() else ""
         elif k == 1:
             # There is only one partition, and this is its best mixture.
             return Guarantee(
@@ -302,6 +366,14 @@ class _Search:
             method="pairs",
             reason=f"an estimate from a sample of {len(sample)} points, and not a bound",
         )
+
+
+def _is_good(solution: Solution) -> bool:
+    return int(solution.status) not in (Status.INADMISSIBLE, Status.NONFINITE)
+
+
+def _start(key: Array, drawn: Samples, k: int, method: SeedMethod) -> Mixture:
+    return seed(key, drawn.x, k, method=method, sample_weight=drawn.weight)
 
 
 def _give_back() -> None:
