@@ -31,6 +31,9 @@ def atomic_path(path: str | os.PathLike[str], tag: str | None = None) -> Iterato
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(target.parent))
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        # A device or a pipe, which would be replaced.
+        raise OSError(errno.EINVAL, "is no regular file", str(target))
     temporary = target.with_name(f".{target.stem}-{tag or secrets.token_hex(4)}{target.suffix}")
     try:
         yield temporary

@@ -444,6 +444,9 @@ def test_places_where_no_file_can_be_are_refused_before_the_work(tmp_path, monke
     with pytest.raises(TypeError, match="checkpoint must be a path or None, got int"):
         KINDS["fit"](checkpoint=3)
     assert os.listdir(tmp_path) == []
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a regular file, and this is none"):
+        KINDS["fit"](checkpoint=tmp_path / "pipe")
 
 
 def test_leftovers_of_the_dead_are_removed(tmp_path):

@@ -336,6 +336,8 @@ def test_bad_models_are_one_line(run, data, tmp_path, content, words):
 
 def test_outputs_are_checked_before_the_work(run, data, tmp_path):
     (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "pipe")
     for option, path, code, word in (
         ("--labels", "l.txt", 2, ".csv or .npy"),
         ("--model", "m.pkl", 2, ".json or .npz"),
@@ -344,10 +346,12 @@ def test_outputs_are_checked_before_the_work(run, data, tmp_path):
         ("--labels", "data.csv", 2, "the data"),
         ("--labels", "folder.csv", 4, "folder"),
         ("--labels", "nowhere/l.csv", 4, "no such folder"),
+        ("--labels", "link.csv", 4, "no regular file"),
     ):
         assert fails(run(*FIT, option, path), code, path, word)
     assert fails(run(*FIT, "--model", "a.json", "--report", "a.json"), 2, "--model")
-    assert sorted(os.listdir(tmp_path)) == ["data.csv", "folder.csv"]
+    assert sorted(os.listdir(tmp_path)) == ["data.csv", "folder.csv", "link.csv", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_full_disk_leaves_the_old_file(run, tmp_path, model):

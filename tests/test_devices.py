@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcmle as jc
 from jaxcmle.problem.placement import on_one_device, place, placement_of
@@ -58,6 +58,34 @@ def test_points_go_along_the_axis_that_is_called_so():
     assert placement_of(None, Mesh(devices, ("starts", "points"))).points == ("points",)
     assert placement_of(None, Mesh(devices, ("a", "b"))).points == ("a",)
     assert placement_of(None, Mesh(devices, ("a", "b"))).others == ("b",)
+
+
+def test_axes_are_the_compilers_wherever_a_mesh_is_set():
+    x = np.random.default_rng(0).normal(size=(23, 1)).astype(np.float32)
+    start = jc.seed(jax.random.key(0), x, 2)
+    stack = jax.tree.map(lambda leaf: leaf[None], start)
+    known = jc.cem(x, start)
+    mesh = jax.make_mesh((1,), ("points",), axis_types=(AxisType.Explicit,))
+    small = jc.Effort(rounds=1, patience=1, restarts=1, methods=("kmeans++",), population=2)
+    calls = {
+        "cem": lambda **kw: jc.cem(x, start, **kw).cost,
+        "cem_restarts": lambda **kw: jc.cem_restarts(x, stack, **kw).cost,
+        "score": lambda **kw: jc.score(x, stack, **kw)[0],
+        "lower_bound": lambda **kw: jc.lower_bound(x, 2, min_size=2, **kw),
+        "with_certificate": lambda **kw: jc.with_certificate(x, known, **kw).guarantee.lower_bound,
+        "fit": lambda **kw: jc.fit(x, 2, effort=small, **kw).cost,
+        "approximate": lambda **kw: jc.approximate(x, 2, eta=15.0, **kw).cost,
+    }
+    split = jax.device_put(x, NamedSharding(mesh, PartitionSpec("points")))
+    for name, call in calls.items():
+        expected = float(call())
+        with jax.set_mesh(mesh):
+            np.testing.assert_allclose(call(mesh=mesh), expected, rtol=1e-5, err_msg=name)
+            # What was set stays so.
+            assert jax.sharding.get_mesh() == mesh
+    with jax.set_mesh(mesh):
+        for given in (x, split):
+            np.testing.assert_allclose(jc.cem(given, start).cost, known.cost, rtol=1e-5)
 
 
 def test_cem_runs_under_jit_on_a_mesh():

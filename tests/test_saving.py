@@ -232,3 +232,12 @@ def test_links_are_followed_and_permissions_kept(tmp_path):
     assert target.read_text() == "new"
     assert link.is_symlink()
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.npz").symlink_to(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"), atomic.atomic_path(tmp_path / "link.npz"):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link.npz", "pipe"]

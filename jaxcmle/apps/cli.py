@@ -53,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever reads, as in `| head`, may have seen enough.
         if not isinstance(error, BrokenPipeError):
             code = _complain(f"cannot print: {reason(error)}", Exit.NOT_WRITTEN)
-    if code in (Exit.INTERRUPTED, Exit.PROCESS_LOST):
+    alone = code and getattr(options, "distributed", False)
+    if alone or code in (Exit.INTERRUPTED, Exit.PROCESS_LOST):
         # At once: where a compilation is going on in another thread, or where others are waited
-        # for that are no more, Python could not end well.
+        # for that are no more, or still at work, Python could not end well.
         sys.stderr.flush()
         os._exit(code)
     return code

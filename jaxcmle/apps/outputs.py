@@ -65,6 +65,8 @@ def _check_place(name: str, path: str) -> None:
     problem = ""
     if os.path.isdir(real):
         problem = "is a folder"
+    elif os.path.exists(real) and not os.path.isfile(real):
+        problem = "is no regular file"
     elif not os.path.isdir(folder):
         problem = "there is no such folder"
     elif not os.access(folder, os.W_OK):

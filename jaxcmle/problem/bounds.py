@@ -27,7 +27,7 @@ from jaxcmle.problem.pairs import (
     sum_of_first,
     unless_nan,
 )
-from jaxcmle.problem.placement import everywhere, is_placed, replicate
+from jaxcmle.problem.placement import everywhere, is_placed, replicate, takes_mesh
 from jaxcmle.problem.types import CMLE, WKM, Guarantee, Problem, Solution
 
 __all__ = [
@@ -125,6 +125,7 @@ def upper_bound(x: Any, n_clusters: int, *, sample_weight: Any = None) -> UpperB
     return inputs.to_python(_upper_bound(points, weight, k))
 
 
+@takes_mesh
 def lower_bound(
     x: Any,
     n_clusters: int,
@@ -197,6 +198,7 @@ def lower_bound_terms(
     return terms.each, terms.margin
 
 
+@takes_mesh
 def with_certificate(
     x: Any,
     solution: Solution,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcmle.problem import inputs
 
@@ -40,7 +40,7 @@ __all__ = [
     "spans_processes",
     "split_points",
     "split_stack",
-    "tells_lost_processes",
+    "takes_mesh",
     "to_host",
     "to_mesh",
     "without_extra",
@@ -58,13 +58,20 @@ class ProcessLostError(RuntimeError):
     """Another process that shared the work has ended, or cannot be reached."""
 
 
-def tells_lost_processes(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that says in plain words when another process is no more."""
+def takes_mesh(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that leaves axes to the compiler, also where `jax.set_mesh` says otherwise.
+
+    And that says in plain words when another process is no more.
+    """
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        mesh = _explicit_mesh()
         try:
-            return function(*args, **kwargs)
+            if mesh is None:
+                return function(*args, **kwargs)
+            with jax.set_mesh(Mesh(mesh.devices, mesh.axis_names)):
+                return _returned_to(mesh, function(*args, **kwargs))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in str(error) or jax.process_count() == 1:
                 raise
@@ -76,6 +83,31 @@ def tells_lost_processes(function: Callable[P, T]) -> Callable[P, T]:
             ) from error
 
     return wrapped
+
+
+def _explicit_mesh() -> Mesh | None:
+    """Return the mesh that is set, if it has axes that are not the compiler's to use."""
+    if all(kind == AxisType.Auto for kind in jax.sharding.get_abstract_mesh().axis_types):
+        return None
+    try:
+        return jax.sharding.get_mesh()
+    except ValueError:
+        # Under jit, where no other can be set.
+        return None
+
+
+def _returned_to(mesh: Mesh, tree: T) -> T:
+    """Return a tree with the arrays that are on the devices of a mesh as its own."""
+
+    def one(leaf: Any) -> Any:
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or sharding.device_set != set(mesh.devices.flat):
+            return leaf
+        if sharding.mesh.axis_names != mesh.axis_names:
+            return leaf
+        return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
+
+    return jax.tree.map(one, tree)
 
 
 class Placement(NamedTuple):

@@ -20,6 +20,7 @@ from jaxcmle.problem.placement import (
     is_placed,
     padded_stack,
     place,
+    takes_mesh,
 )
 from jaxcmle.problem.types import CMLE, Mixture, Problem
 
@@ -32,6 +33,7 @@ ROUNDINGS = 32
 BLOCK = 4096
 
 
+@takes_mesh
 def score(
     x: Any,
     mixtures: Mixture,

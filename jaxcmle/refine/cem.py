@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from jaxcmle import memory
 from jaxcmle.problem import inputs
-from jaxcmle.problem.placement import is_placed, place, to_host
+from jaxcmle.problem.placement import is_placed, place, takes_mesh, to_host
 from jaxcmle.problem.types import CMLE, Mixture, Problem, Solution
 from jaxcmle.refine.iterations import Limits, best_admissible, cem_stack
 from jaxcmle.refine.sharded import cem_placed
@@ -18,6 +18,7 @@ from jaxcmle.stream.kinds import is_streamed, streamed
 __all__ = ["cem", "cem_all", "cem_restarts"]
 
 
+@takes_mesh
 def cem(
     x: Any,
     start: Mixture,
@@ -103,6 +104,7 @@ def cem_restarts(
     return_costs: Literal[True],
     mesh: Mesh | None = ...,
 ) -> tuple[Solution, Array]: ...
+@takes_mesh
 def cem_restarts(
     x: Any,
     starts: Mixture,

@@ -26,7 +26,7 @@ from jaxcmle.problem.placement import (
     on_host,
     place,
     spans_processes,
-    tells_lost_processes,
+    takes_mesh,
 )
 from jaxcmle.problem.types import CMLE, Problem, Solution, Status
 from jaxcmle.solve.advice import too_many
@@ -68,7 +68,7 @@ class TooManyCandidatesError(ValueError):
         self.solution = solution
 
 
-@tells_lost_processes
+@takes_mesh
 def approximate(
     x: Any,
     n_clusters: int,

@@ -354,6 +354,10 @@ def _check_place(path: Path) -> None:
         raise IsADirectoryError(
             errno.EISDIR, "checkpoint must be a file, and this is a folder", str(path)
         )
+    if path.exists() and not path.is_file():
+        raise OSError(
+            errno.EINVAL, "checkpoint must be a regular file, and this is none", str(path)
+        )
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -22,7 +22,7 @@ from jaxcmle.problem.placement import (
     on_one_device,
     place,
     split_points,
-    tells_lost_processes,
+    takes_mesh,
     to_host,
     without_extra,
 )
@@ -43,7 +43,7 @@ __all__ = ["fit", "fit_in_places"]
 MOST_CERTIFIED = 4096
 
 
-@tells_lost_processes
+@takes_mesh
 def fit(
     x: Any,
     n_clusters: int,
