@@ -79,7 +79,7 @@ def test_a_streamed_search_goes_on_wherever_it_was_killed(
 def test_a_search_among_mixtures_of_cem_goes_on_too(x, tmp_path, monkeypatch):
     """Where the minimum size binds, what CEM alone comes to on the sample is refined, too."""
     monkeypatch.setattr(fit, "RESTARTS", 2)
-    monkeypatch.setattr(fit, "_is_good", lambda solution: False)
+    monkeypatch.setattr(fit, "is_usable", lambda solution: False)
     options = {"effort": EFFORT, "min_size": 2}
     path, undisturbed = tmp_path / "work", jc.fit(lambda: iter([x]), 4, **options)
     saves, written = [], Checkpoint._write

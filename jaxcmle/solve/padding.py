@@ -28,16 +28,17 @@ def for_all_points(points: Array, present: Any, solution: Solution, problem: Pro
     """
     if present is None or len(present) == len(points):
         return solution
-    # Under jit, where values are not checked: padding may hold anything.
-    finite = jnp.where(jnp.isfinite(points), points, 0)
-    labels = np.array(jax.jit(lambda x: assign(x, solution.mixture, problem=problem))(finite))
+    labels = np.array(assign_all(points, solution.mixture, problem))
     labels[present] = np.asarray(solution.labels)
     return dataclasses.replace(solution, labels=jnp.asarray(labels))
 
 
 @jax.jit
 def assign_all(points: Array, mixture: Mixture, problem: Problem) -> Array:
-    """Return the labels of points that may be padding, which holds anything: unchecked."""
+    """Return the labels of points that may be padding, which holds anything.
+
+    Under jit, where values are not checked.
+    """
     return assign(jnp.where(jnp.isfinite(points), points, 0), mixture, problem=problem)
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "FoundMixtures",
     "Task",
     "Watch",
+    "is_usable",
     "rank_of",
     "search_for_best",
     "search_mixtures",
@@ -286,8 +287,12 @@ def _lengthened(labels: Array, space: Workspace) -> Array:
     return longer if space.mesh is None else everywhere(longer, space.mesh)
 
 
+def is_usable(solution: Solution) -> bool:
+    """Tell whether a solution is finite, and no cluster is known to be too small."""
+    return int(solution.status) not in (Status.INADMISSIBLE, Status.NONFINITE)
+
+
 def rank_of(solution: Solution) -> tuple[bool, float]:
     """Return what solutions are compared by."""
     cost = float(solution.cost)
-    bad = int(solution.status) in (Status.INADMISSIBLE, Status.NONFINITE)
-    return bad, cost if math.isfinite(cost) else math.inf
+    return not is_usable(solution), cost if math.isfinite(cost) else math.inf

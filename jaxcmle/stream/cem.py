@@ -265,7 +265,7 @@ def refine(
     first = shift_means(stream.problem.constrained(start), -shift)
     state = State(0, first, math.inf, None, True, False) if last is None else last
     enough = least_gain * stream.survey.total
-    least = _short_by_rounding(min_size, stream.source.dtype)
+    least = _least_sum(min_size, stream.source.dtype)
 
     def ended(status: Status) -> End:
         kept = state.admissible
@@ -414,7 +414,7 @@ def settled(stream: Stream, end: End, min_size: float, *, in_order: bool = False
         costs.add(part)
         firsts = np.minimum(firsts, np.where(size > 0, chunk.first + first.astype(np.int64), n))
     status, sizes, cost = end.status, weights.value, float(costs.value)
-    if sizes.min() < _short_by_rounding(min_size, dtype):
+    if sizes.min() < _least_sum(min_size, dtype):
         status = Status.INADMISSIBLE
     if not math.isfinite(cost):
         status = Status.NONFINITE
@@ -437,7 +437,7 @@ def settled(stream: Stream, end: End, min_size: float, *, in_order: bool = False
     return dataclasses.replace(solution, mixture=ordered)
 
 
-def _short_by_rounding(min_size: float, dtype: Any) -> float:
+def _least_sum(min_size: float, dtype: Any) -> float:
     """Return the least sum of weights that is enough: sums of fractional weights round."""
     return min_size * (1 - 16 * float(jnp.finfo(dtype).eps))
 

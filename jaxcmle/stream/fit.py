@@ -41,7 +41,7 @@ from jaxcmle.solve.checkpoint import (
 from jaxcmle.solve.effort import Effort, EffortName, to_effort
 from jaxcmle.solve.fit import fit
 from jaxcmle.solve.progress import CtrlC, Progress, ProgressOption
-from jaxcmle.solve.searching import SAMPLE_SLACK, rank_of, search_mixtures
+from jaxcmle.solve.searching import SAMPLE_SLACK, is_usable, rank_of, search_mixtures
 from jaxcmle.solve.sizes import default_min_size
 from jaxcmle.stream.cem import (
     End,
@@ -205,12 +205,12 @@ class _Search:
                 lambda one, more: jnp.concatenate([one[None], more]), known, mixtures
             )
         solution = self._refined(stream, mixtures, size, found.rounds, saved)
-        if not _is_good(solution) and not self._stops():
+        if not is_usable(solution) and not self._stops():
             # Where the minimum binds, what is best on the sample need not be what CEM stays at.
             others = self._restarts(drawn, k, size, floor, jax.random.fold_in(search_key, 1))
             if others is not None:
                 other = self._refined(stream, others, size, found.rounds, saved, " of CEM")
-                solution = other if _is_good(other) else solution
+                solution = other if is_usable(other) else solution
         status = Status(int(solution.status))
         if found.interrupted and status in (Status.CONVERGED, Status.MAX_ITER):
             solution = dataclasses.replace(solution, status=jnp.int32(Status.INTERRUPTED))
@@ -301,7 +301,7 @@ class _Search:
             )
             saved.save()
             solution = memory.within(partial(settled, stream, end, size, in_order=True))
-            stays = _is_good(solution)
+            stays = is_usable(solution)
             if not stays and end.admissible is not None:
                 cut = end.status == Status.INTERRUPTED
                 status = Status.INTERRUPTED if cut else Status.MAX_ITER
@@ -332,10 +332,10 @@ class _Search:
     ) -> Guarantee:
         """Return an estimate of the lower bound, or why there is none."""
         k, total, cost = len(solution.mixture.weights), stream.survey.total, float(solution.cost)
-        status, reason = int(solution.status), ""
-        if status == Status.INTERRUPTED:
+        reason = ""
+        if int(solution.status) == Status.INTERRUPTED:
             reason = "the search was interrupted"
-        elif status in (Status.INADMISSIBLE, Status.NONFINITE):
+        elif not is_usable(solution):
             reason = "a cluster is under the minimum size"
             reason += ", and the search was interrupted" if self._stops() else ""
         elif k == 1:
@@ -366,10 +366,6 @@ class _Search:
             method="pairs",
             reason=f"an estimate from a sample of {len(sample)} points, and not a bound",
         )
-
-
-def _is_good(solution: Solution) -> bool:
-    return int(solution.status) not in (Status.INADMISSIBLE, Status.NONFINITE)
 
 
 def _start(key: Array, drawn: Samples, k: int, method: SeedMethod) -> Mixture:

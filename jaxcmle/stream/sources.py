@@ -82,7 +82,7 @@ class Source:
         self.d, self.n, self.raw, self.weighted = d, n, raw, weighted
         self.dtype = _float_dtype(raw)
         fit = CHUNK_BYTES // (d * self.dtype.itemsize)
-        step = ROWS if fit >= ROWS else min(LEAST_ROWS, ROWS)
+        step = ROWS if fit >= ROWS else LEAST_ROWS
         self.rows = max(fit // step, 1) * step
         if n is not None:
             self.rows = min(self.rows, -(-n // step) * step)
