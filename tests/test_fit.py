@@ -271,6 +271,14 @@ def test_a_sample_is_searched_where_there_are_many_points():
     assert float(known.cost) <= float(truth.cost) * (1 + 1e-6)
 
 
+def test_clusters_of_many_points_that_cem_makes_too_small_are_large_enough_in_the_end():
+    # One cluster that is to be three: CEM all but gives up two of them.
+    x = np.random.default_rng(0).normal(size=(50_000, D)).astype(np.float32)
+    solution = jc.fit(x, K, effort=dataclasses.replace(SMALL, rounds=4, sample=1000))
+    assert int(solution.status) in (jc.Status.CONVERGED, jc.Status.MAX_ITER)
+    assert np.bincount(solution.labels).min() >= len(x) / (10 * K)
+
+
 def test_without_a_certificate_the_reason_is_given(monkeypatch):
     monkeypatch.setattr(fit_module, "MOST_CERTIFIED", 10)
     solution = jc.fit(clusters(), K, effort=SMALL)

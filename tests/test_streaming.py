@@ -258,6 +258,19 @@ def test_a_minimum_size_that_binds_is_kept(precision):
 
 
 @pytest.mark.usefixtures("_short_chunks")
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_minimum_size_that_cem_does_not_keep_is_kept(seed, precision):
+    if precision == np.float64:
+        pytest.skip(ONCE)
+    # One cluster that is to be four: all but one of them shrink, from whatever start.
+    x = np.random.default_rng(seed).normal(size=(N, D)).astype(precision)
+    found = jc.fit(ragged(x), K, effort=EFFORT)
+    assert int(found.status) in (jc.Status.CONVERGED, jc.Status.MAX_ITER)
+    assert np.bincount(found.labels).min() >= N / (10 * K)
+    assert found.guarantee.kind == "estimate"
+
+
+@pytest.mark.usefixtures("_short_chunks")
 def test_the_last_mixture_with_large_clusters_is_kept(precision):
     start = jc.seed(jax.random.key(8), overlapping(0), 6, method="random")
     start = jax.tree.map(lambda leaf: leaf.astype(precision), start)

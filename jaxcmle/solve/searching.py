@@ -253,9 +253,9 @@ def _on_sample(
     costs = np.asarray(score(points, mixtures, problem=problem, sample_weight=weight))
     short = np.asarray(search.population.rank.shortage) > 0
     best = int(np.lexsort((np.where(np.isfinite(costs), costs, np.inf), short))[0])
-    mixture = jax.tree.map(lambda leaf: leaf[best], mixtures)
+    first = jax.tree.map(lambda leaf: leaf[best], mixtures)
 
-    chunks, mixture = watch.checkpoint.get("refined") or (0, mixture)
+    chunks, mixture = watch.checkpoint.get("refined") or (0, first)
     while chunks < MOST_ITERATIONS // CHUNK and not watch.stops():
         refined = cem(points, mixture, max_iter=CHUNK, **task.options)
         mixture = refined.mixture
@@ -264,11 +264,19 @@ def _on_sample(
         chunks = chunks + 1 if more else MOST_ITERATIONS // CHUNK
         watch.checkpoint.save_if_due(refined=(chunks, mixture))
     watch.checkpoint.save()
-    labels = assign_all(points, mixture if mesh is None else everywhere(mixture, mesh), problem)
-    ends = [labels] if known is None else [labels, known]
     passes = 0 if watch.stops() else LAST_PASSES
-    options = {**task.options, "max_passes": passes}
-    solution = min((polish(points, each, k, **options) for each in ends), key=rank_of)
+
+    def polished(labels: Array) -> Solution:
+        return polish(points, labels, k, **task.options, max_passes=passes)
+
+    def assigned(mixture: Mixture) -> Array:
+        return assign_all(points, mixture if mesh is None else everywhere(mixture, mesh), problem)
+
+    ends = [assigned(mixture)] if known is None else [assigned(mixture), known]
+    solution = min(map(polished, ends), key=rank_of)
+    if not is_usable(solution):
+        # CEM has left a cluster so few points that it is not filled up again.
+        solution = min(solution, polished(assigned(first)), key=rank_of)
     solution = numbered(solution, weight)
     status = Status(int(solution.status))
     if status != Status.INADMISSIBLE and (watch.stops() or search.status == Status.INTERRUPTED):

@@ -63,8 +63,11 @@ COMPARED = 4
 # Iterations of CEM on all points at most, and the nats per point below which one is the last.
 MOST_ITERATIONS = 200
 LEAST_GAIN = 1e-6
-# Starts of CEM alone, of each kind, where all of those end with clusters that are too small.
+# Starts of CEM alone, of each kind, where all of those end with clusters that are too small; after
+# how many iterations it is looked at, and how many of the best are taken then.
 RESTARTS = 16
+RESTART_ITERATIONS = (300, 30, 3, 0)
+RESTARTED = 2
 RESTART_METHODS: tuple[SeedMethod, ...] = ("kmeans++", "random")
 # Points of the sample that the estimate of the lower bound comes from.
 BOUND_SAMPLE = 2048
@@ -246,26 +249,33 @@ class _Search:
     def _restarts(
         self, drawn: Samples, k: int, size: float, floor: float | None, key: Array
     ) -> Mixture | None:
-        """Return what CEM alone comes to on the sample, where all clusters are large enough."""
+        """Return what CEM alone comes to on the sample, where all clusters are large enough.
+
+        At its end and earlier on: there are minimum sizes that it keeps to no end, from no start.
+        """
         stacks = [
             jax.vmap(partial(_start, drawn=drawn, k=k, method=method))(
                 jax.random.split(jax.random.fold_in(key, i), RESTARTS)
             )
             for i, method in enumerate(RESTART_METHODS)
         ]
-        ends = cem_all(
-            drawn.x,
-            jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *stacks),
-            problem=self._problem,
-            sample_weight=drawn.weight,
-            min_size=size,
-            min_variance=floor,
-        )
-        costs = np.asarray(best_admissible(ends)[1])
-        places = np.argsort(costs)[: min(COMPARED, int(np.isfinite(costs).sum()))]
-        if not len(places):
-            return None
-        return jax.tree.map(lambda leaf: leaf[places], ends.mixture)
+        starts = _joined(stacks)
+        best = []
+        for most in RESTART_ITERATIONS:
+            ends = cem_all(
+                drawn.x,
+                starts,
+                problem=self._problem,
+                sample_weight=drawn.weight,
+                max_iter=most,
+                min_size=size,
+                min_variance=floor,
+            )
+            costs = np.asarray(best_admissible(ends)[1])
+            places = np.argsort(costs)[: min(RESTARTED, int(np.isfinite(costs).sum()))]
+            best.append(jax.tree.map(lambda leaf, places=places: leaf[places], ends.mixture))
+        joined = _joined(best)
+        return joined if len(joined.weights) else None
 
     def _refined(
         self,
@@ -287,7 +297,8 @@ class _Search:
             if not self._stops():
                 saved.save(**{f"order{kind}": order})
         best: Solution | None = None
-        for place in order:
+        # Those that were compared, and what somebody knows; of restarts, the best on all points.
+        for place in order[: COMPARED + 1]:
 
             def report(state: State, name: str = f"refined {place}{kind}") -> None:
                 self._progress.update(rounds, self._effort.rounds, state.cost)
@@ -366,6 +377,10 @@ class _Search:
             method="pairs",
             reason=f"an estimate from a sample of {len(sample)} points, and not a bound",
         )
+
+
+def _joined(stacks: list[Mixture]) -> Mixture:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *stacks)
 
 
 def _start(key: Array, drawn: Samples, k: int, method: SeedMethod) -> Mixture:
